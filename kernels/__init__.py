@@ -1,0 +1,1 @@
+"""Operator contracts of the `ai.dspark` domain and their implementations."""

@@ -1,0 +1,1 @@
+"""Graph passes on `onnx_ir`, one pass a file."""

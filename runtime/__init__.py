@@ -1,0 +1,1 @@
+"""Load a `.dsmodel` bundle and generate text with it."""
