@@ -1,0 +1,170 @@
+"""What a compile is asked to do: one typed request, from flags, from a YAML recipe, or from Python."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dsc.bundle_schema.errors import RequestError
+
+MAX_RECIPE_BYTES = 1 << 20
+
+
+class Precision(StrEnum):
+    """How weights are stored.
+
+    ``keep`` carries the checkpoint's own form: the quantised blocks of a GGUF file exactly where they
+    fit, float32 otherwise.
+    """
+
+    KEEP = "keep"
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class DraftKind(StrEnum):
+    """Where proposals come from."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+    SELF = "self"
+    MODEL = "model"
+
+
+class Kernels(StrEnum):
+    """Which CPU kernels the graph is written for.
+
+    ``native`` keeps `ai.dspark` nodes with function bodies, so that dsc's own library runs them when it
+    is there and onnxruntime's operators run when it is not. ``ort`` lowers to onnxruntime's operators.
+    """
+
+    NATIVE = "native"
+    ORT = "ort"
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WeightOptions(_Options):
+    """Quantisation of the MatMul weights."""
+
+    precision: Precision = Precision.KEEP
+    head_precision: Precision | None = Field(None, description="lm_head; default int8 when the rest is int4")
+    block_size: int = Field(32, description="weights a scale: 32, 64 or 128")
+    exclude: tuple[str, ...] = Field((), description="name patterns of weights left in float")
+
+
+class DraftOptions(WeightOptions):
+    """The draft: its kind, and for a model its source."""
+
+    kind: DraftKind = DraftKind.NGRAM
+    source: Path | None = None
+
+    @model_validator(mode="after")
+    def _source_fits_kind(self) -> DraftOptions:
+        if self.kind is DraftKind.MODEL and self.source is None:
+            raise ValueError("a draft of kind `model` needs `source`, the path of its checkpoint")
+        if self.kind is not DraftKind.MODEL and self.source is not None:
+            raise ValueError(f"a draft of kind `{self.kind}` takes no `source`")
+        return self
+
+
+class PassOptions(_Options):
+    """Graph passes: the pipeline's text, and what to print or write between them."""
+
+    pipeline: str | None = Field(None, description="a,b{option=1}; default: the backend's own pipeline")
+    dump_after: tuple[str, ...] = ()
+    dump_dir: Path | None = None
+
+
+class GateOptions(_Options):
+    """What is measured before the bundle is sealed."""
+
+    strict: bool = Field(True, description="refuse to emit a bundle whose certificate fails")
+    n_prompts: Annotated[int, Field(ge=1, le=1000)] = 4
+    n_tokens: Annotated[int, Field(ge=8, le=4096)] = 48
+    n_draws: Annotated[int, Field(ge=0, le=100_000)] = 400
+
+
+class CompileRequest(_Options):
+    """All that `dsc compile` needs to know; the effective request is stored in the bundle."""
+
+    target: Path
+    output: Path
+    name: str | None = None
+    weights: WeightOptions = WeightOptions()
+    draft: DraftOptions = DraftOptions()
+    max_length: Annotated[int, Field(ge=8, le=1 << 24)] | None = None
+    n_slots: Annotated[int, Field(ge=1, le=256)] = 1
+    window: Annotated[int, Field(ge=1, le=16)] = 4
+    kernels: Kernels = Kernels.NATIVE
+    passes: PassOptions = PassOptions()
+    gate: GateOptions = GateOptions()
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    force: bool = False
+
+    def recipe(self) -> dict[str, Any]:
+        """The request as JSON-able data, without the paths of the machine that compiled."""
+        data = self.model_dump(mode="json", exclude={"output", "force", "threads"})
+        data["target"] = self.target.name
+        data["passes"].pop("dump_dir")
+        if self.draft.source is not None:
+            data["draft"]["source"] = self.draft.source.name
+        return data
+
+
+def load_recipe(path: Path) -> dict[str, Any]:
+    """Read a YAML recipe as nested options.
+
+    Raises:
+        RequestError: the file cannot be read, is too large, is no YAML or holds no mapping.
+    """
+    try:
+        if path.stat().st_size > MAX_RECIPE_BYTES:
+            raise RequestError(str(path), f"a recipe has at most {MAX_RECIPE_BYTES} bytes")
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(str(path), f"cannot read the recipe: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RequestError(str(path), f"the recipe is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise RequestError(str(path), f"a recipe is a mapping of options, got {type(data).__name__}")
+    return data
+
+
+def merge_options(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """`override` over `base`, mapping by mapping; a None in `override` means "not given"."""
+    merged = dict(base)
+    for key, value in override.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = merge_options(merged[key], value)
+        elif isinstance(value, dict):
+            merged[key] = merge_options({}, value)
+        elif value is not None:
+            merged[key] = value
+    return merged
+
+
+def build_request(options: dict[str, Any], where: str = "request") -> CompileRequest:
+    """Validate nested options into a request.
+
+    Raises:
+        RequestError: an option is unknown, missing or out of range; every such field is named.
+    """
+    try:
+        return CompileRequest.model_validate(options)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or 'request'}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise RequestError(
+            where, problems, "see `dsc compile --help` and docs/reference/recipe.md"
+        ) from error
