@@ -1,0 +1,105 @@
+"""What people see: tables, progress and JSON. Rich draws; without a terminal the text stays plain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def is_terminal() -> bool:
+    """Whether a person watches: progress goes to stderr, so that is what counts."""
+    return sys.stderr.isatty()
+
+
+def format_nbytes(nbytes: float) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    for unit in _UNITS[:-1]:
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} {_UNITS[-1]}"
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout, keys sorted."""
+    print(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on stdout; numbers are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 120, soft_wrap=False).print(table)
+
+
+def print_fields(title: str, fields: dict[str, object]) -> None:
+    """Two columns, name and value."""
+    print_table(title, ("", ""), [(name, "-" if value is None else value) for name, value in fields.items()])
+
+
+def print_report(data: dict[str, Any], as_json: bool) -> None:
+    """A nested report: as JSON, or each inner mapping as its own table."""
+    if as_json:
+        print_json(data)
+        return
+    flat = {key: value for key, value in data.items() if not isinstance(value, dict)}
+    if flat:
+        print_fields("", flat)
+    for key, value in data.items():
+        if isinstance(value, dict):
+            print_fields(key, value)
+
+
+class Progress:
+    """A progress bar over named stages, on stderr; silent when not enabled."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._enabled:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as RichProgress
+
+            self._bar = RichProgress(
+                TextColumn("{task.description:<8}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def stage(self, name: str, index: int, total: int) -> None:
+        """Show that stage `name`, number `index` of `total`, begins."""
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(name, total=total)
+        self._bar.update(self._task, description=name, completed=index)
