@@ -40,7 +40,7 @@ EDIT_FUNCTIONS = (
     ("string", "capwords"),
     ("calendar", "leapdays"),
     ("base64", "b32encode"),
-    ("posixpath", "normpath"),
+    ("difflib", "unified_diff"),
     ("copy", "copy"),
     ("glob", "escape"),
     ("random", "Random.shuffle"),
