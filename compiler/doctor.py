@@ -1,0 +1,91 @@
+"""What this installation can do: packages, providers, the native library, processors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+from dsc.bundle_schema.errors import HostError
+
+ORT_WHEELS = ("onnxruntime", "onnxruntime-gpu")
+COMPILE_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "gguf", "triton")
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def onnxruntime_problem() -> str | None:
+    """Why onnxruntime cannot be relied on here, or None.
+
+    The CPU and the GPU wheel install into the same folder and overwrite each other's files.
+    """
+    found = [name for name in ORT_WHEELS if installed_version(name)]
+    if len(found) == 2:
+        return (
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
+            "uninstall both, then install `dsc-toolchain[cpu]` or `dsc-toolchain[cuda]`"
+        )
+    if not found:
+        return "onnxruntime is missing: install `dsc-toolchain[cpu]` or `dsc-toolchain[cuda]`"
+    return None
+
+
+def cuda_driver() -> str:
+    """What the CUDA driver library says of itself."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"none ({error})"
+    count, version = ctypes.c_int(), ctypes.c_int()
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        return "present, but it finds no device"
+    library.cuDriverGetVersion(ctypes.byref(version))
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}, {count.value} devices"
+
+
+def native_library() -> str:
+    """Where the native CPU kernels are, or why they are not there."""
+    from dsc.kernels.native import library_path, missing_reason
+
+    path = library_path()
+    return str(path) if path is not None else f"none ({missing_reason()})"
+
+
+def examine() -> dict[str, Any]:
+    """`fields` to show and `problems` that keep bundles from running."""
+    problems = [problem for problem in [onnxruntime_problem()] if problem]
+    compile_versions = {name: installed_version(name) for name in COMPILE_PACKAGES}
+    missing = [name for name, version in compile_versions.items() if version is None]
+    fields: dict[str, Any] = {
+        "dsc": installed_version("dsc-toolchain"),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "allowed processors": len(os.sched_getaffinity(0)),
+        **{name: installed_version(name) or "not installed" for name in ORT_WHEELS},
+        "native CPU kernels": native_library(),
+        "CUDA driver": cuda_driver(),
+        "can run bundles": not problems,
+        "can compile": "yes" if not missing else f"no: {', '.join(missing)} missing (install [compile])",
+    }
+    return {"fields": fields, "problems": problems}
+
+
+def require_compile_packages() -> None:
+    """Refuse to compile before any work when a package is missing.
+
+    Raises:
+        HostError: a package of the `[compile]` extra is not installed.
+    """
+    missing = [name for name in COMPILE_PACKAGES if name != "triton" and not installed_version(name)]
+    if missing:
+        raise HostError(
+            "dsc compile", f"needs {', '.join(missing)}", "pip install 'dsc-toolchain[cpu,compile]'"
+        )

@@ -1,0 +1,122 @@
+"""The joint KV planner: from what two models need to byte offsets in one arena. Pure, no I/O."""
+
+from __future__ import annotations
+
+from math import prod
+
+from dsc.bundle_schema.errors import PlanError
+from dsc.bundle_schema.kv_plan import PAGE, SLOT_ALIGNMENT, KvPlan, KvSlot, Owner, Role, Zone, check_plan
+from dsc.bundle_schema.model_info import ModelInfo
+
+TILE_ROWS = 128
+GUARD_NBYTES = PAGE
+ROLES: tuple[Role, Role] = ("k", "v")
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def plan_kv(
+    target: ModelInfo,
+    draft: ModelInfo | None,
+    max_length: int,
+    rollback_slack: int,
+    n_slots: int = 1,
+) -> KvPlan:
+    """Place every layer's keys and values of target and draft in one arena.
+
+    Each model has a zone that starts on a page and is followed by a guard. A layer has room for
+    ``max_length + rollback_slack`` rows, rounded up to whole tiles of 128, so that a rejected block can
+    never reach live rows.
+
+    Args:
+        max_length: positions a sequence may have, prompt and output together.
+        rollback_slack: rows of the widest round, K + 1.
+
+    Raises:
+        PlanError: `max_length` is longer than the target's own positions.
+    """
+    if max_length > target.max_length:
+        raise PlanError(
+            "max_length",
+            f"at most {target.max_length} positions are possible with {target.architecture}, got {max_length}",
+        )
+    rows = round_up(max_length + rollback_slack, TILE_ROWS)
+    zones: list[Zone] = []
+    slots: list[KvSlot] = []
+    offset = 0
+    models: list[tuple[Owner, ModelInfo]] = [("target", target)]
+    if draft is not None:
+        models.append(("draft", draft))
+    for owner, info in models:
+        placed, end = _place_model(owner, info, rows, n_slots, offset)
+        slots += placed
+        guard = round_up(end, SLOT_ALIGNMENT)
+        zones.append(
+            Zone(
+                name=owner,
+                offset=offset,
+                nbytes=end - offset,
+                guard_offset=guard,
+                guard_nbytes=GUARD_NBYTES,
+            )
+        )
+        offset = round_up(guard + GUARD_NBYTES, PAGE)
+    plan = KvPlan(
+        max_length=max_length,
+        n_slots=n_slots,
+        rollback_slack=rollback_slack,
+        zones=tuple(zones),
+        slots=tuple(slots),
+        total_nbytes=offset,
+    )
+    check_plan(plan, target, draft)
+    return plan
+
+
+def _place_model(
+    owner: Owner, info: ModelInfo, rows: int, n_slots: int, offset: int
+) -> tuple[list[KvSlot], int]:
+    slots = []
+    for index, layer in enumerate(info.kv_layers):
+        for role in ROLES:
+            offset = round_up(offset, SLOT_ALIGNMENT)
+            shape = (n_slots, layer.n_kv_heads, rows, layer.head_dim)
+            nbytes = prod(shape) * info.kv_dtype.itemsize
+            slots.append(
+                KvSlot(
+                    owner=owner,
+                    layer=index,
+                    role=role,
+                    dtype=info.kv_dtype,
+                    shape=shape,
+                    offset=offset,
+                    nbytes=nbytes,
+                )
+            )
+            offset += nbytes
+    return slots, offset
+
+
+def longest_length(
+    target: ModelInfo, draft: ModelInfo | None, memory_nbytes: int, rollback_slack: int, n_slots: int = 1
+) -> int:
+    """The longest sequence whose plan fits in `memory_nbytes`; 0 when none does."""
+
+    def fits(max_length: int) -> bool:
+        plan = plan_kv(target, draft, max_length, rollback_slack, n_slots)
+        return plan.total_nbytes <= memory_nbytes
+
+    low, high = 0, target.max_length
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def kv_nbytes_per_token(info: ModelInfo) -> int:
+    """Bytes that one position takes in all layers."""
+    heads = sum(layer.n_kv_heads * layer.head_dim for layer in info.kv_layers)
+    return 2 * heads * info.kv_dtype.itemsize
