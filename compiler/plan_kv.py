@@ -41,7 +41,7 @@ def plan_kv(
     if max_length > target.max_length:
         raise PlanError(
             "max_length",
-            f"at most {target.max_length} positions are possible with {target.architecture}, got {max_length}",
+            f"{target.architecture} has at most {target.max_length} positions, got {max_length}",
         )
     rows = round_up(max_length + rollback_slack, TILE_ROWS)
     zones: list[Zone] = []

@@ -1,0 +1,118 @@
+"""`dsc plan`: the KV layout as data and as a picture, and the two questions people ask of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dsc.bundle_schema.container import open_bundle
+from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, parse_plan
+from dsc.compiler.plan_kv import kv_nbytes_per_token, longest_length, plan_kv
+
+GIB = 1 << 30
+PICTURE_SUFFIXES = (".png", ".svg")
+
+
+def plan_report(
+    path: Path, max_length: int | None, n_slots: int | None, memory_gib: float | None
+) -> tuple[dict[str, Any], KvPlan]:
+    """The bundle's own plan, or the plan for another length or number of slots.
+
+    Returns:
+        A JSON-able report (sizes, slots, and with `memory_gib` whether it fits and the longest length that
+        does), and the plan it describes.
+
+    Raises:
+        BundleError, PlanError: the bundle or the wanted plan is not valid.
+    """
+    with open_bundle(path) as bundle:
+        manifest = bundle.manifest
+        plan = parse_plan(bundle.read(KV_PLAN_NAME))
+    target = manifest.target.info
+    draft = manifest.draft.model.info if manifest.draft.model is not None else None
+    if max_length is not None or n_slots is not None:
+        plan = plan_kv(
+            target, draft, max_length or plan.max_length, plan.rollback_slack, n_slots or plan.n_slots
+        )
+    report: dict[str, Any] = {
+        "max_length": plan.max_length,
+        "n_slots": plan.n_slots,
+        "rollback_slack": plan.rollback_slack,
+        "rows": plan.slots[0].rows if plan.slots else 0,
+        "bytes_per_token": kv_nbytes_per_token(target) + (kv_nbytes_per_token(draft) if draft else 0),
+        "total_nbytes": plan.total_nbytes,
+        "total_GiB": round(plan.total_nbytes / GIB, 4),
+        "zones": {zone.name: [zone.offset, zone.nbytes] for zone in plan.zones},
+        "slots": [
+            {
+                "owner": slot.owner,
+                "layer": slot.layer,
+                "role": slot.role,
+                "dtype": slot.dtype.value,
+                "shape": list(slot.shape),
+                "offset": slot.offset,
+                "bytes": slot.nbytes,
+            }
+            for slot in plan.slots
+        ],
+    }
+    if memory_gib is not None:
+        if not 0 < memory_gib < 1 << 20:
+            raise RequestError("--memory", f"a positive number of GiB is required, got {memory_gib}")
+        limit = int(memory_gib * GIB)
+        report["fits"] = plan.total_nbytes <= limit
+        report["longest_max_length"] = longest_length(target, draft, limit, plan.rollback_slack, plan.n_slots)
+    return report, plan
+
+
+def draw_plan(plan: KvPlan, picture: Path) -> None:
+    """Draw the arena as one bar a zone: keys and values of each layer, guards, to scale.
+
+    Raises:
+        RequestError: the file's ending is neither .png nor .svg.
+    """
+    if picture.suffix not in PICTURE_SUFFIXES:
+        raise RequestError(str(picture), f"one of {', '.join(PICTURE_SUFFIXES)} is required as ending")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch, Rectangle
+
+    colours = {"k": "#4477aa", "v": "#ee9944"}
+    mib = 1 << 20
+    figure, axes = pyplot.subplots(
+        len(plan.zones), 1, figsize=(11, 1.2 + 1.5 * len(plan.zones)), squeeze=False, layout="constrained"
+    )
+    for zone, axis in zip(plan.zones, axes[:, 0], strict=True):
+        for slot in plan.slots:
+            if slot.owner == zone.name:
+                box = (slot.offset / mib, 0.0)
+                axis.add_patch(
+                    Rectangle(box, slot.nbytes / mib, 1.0, facecolor=colours[slot.role], edgecolor="white")
+                )
+                if slot.role == "k" and slot.layer % max(1, len(plan.slots) // 40) == 0:
+                    axis.text(box[0], 1.05, str(slot.layer), fontsize=7)
+        axis.axvline(zone.guard_offset / mib, color="crimson", linewidth=2)
+        axis.set_xlim(zone.offset / mib, (zone.guard_offset + zone.guard_nbytes) / mib)
+        axis.set_ylim(0, 1.25)
+        axis.set_yticks([])
+        axis.set_ylabel(zone.name)
+    axes[-1, 0].set_xlabel("MiB from the arena's start; the numbers are layers")
+    axes[0, 0].legend(
+        handles=[
+            Patch(color=colours["k"], label="keys"),
+            Patch(color=colours["v"], label="values"),
+            Patch(color="crimson", label="guard"),
+        ],
+        loc="upper right",
+        fontsize=8,
+    )
+    first = plan.slots[0].shape if plan.slots else ()
+    figure.suptitle(
+        f"KV arena: {plan.total_nbytes / mib:.1f} MiB, {plan.max_length} positions x {plan.n_slots} slots, "
+        f"a layer {list(first)}"
+    )
+    figure.savefig(picture, dpi=140)
+    pyplot.close(figure)
