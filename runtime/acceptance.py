@@ -1,0 +1,136 @@
+"""What a round of speculation is expected to give and to cost, in units of one plain decoding step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+
+@dataclass
+class _Share:
+    """A share of successes that forgets: a Beta prior plus observations that fade."""
+
+    successes: float
+    failures: float
+    prior: tuple[float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prior = (self.successes, self.failures)
+
+    @property
+    def mean(self) -> float:
+        return self.successes / (self.successes + self.failures)
+
+    def observe(self, successes: int, failures: int) -> None:
+        self.successes += successes
+        self.failures += failures
+
+    def fade(self, keep: float) -> None:
+        """Move `1 - keep` of the way back to the prior."""
+        self.successes = self.prior[0] + keep * (self.successes - self.prior[0])
+        self.failures = self.prior[1] + keep * (self.failures - self.prior[1])
+
+
+class AcceptanceModel:
+    """Acceptance of one kind of proposal, learnt while decoding.
+
+    Blocks are two-humped: a wrong block fails at its first token, a right one runs on. So the first position
+    and the later ones (given that all before were accepted) each have their own share.
+
+    Args:
+        first: expected share at the first position before anything was seen.
+        later: the same for each further position.
+        weight: how many observations that expectation is worth.
+        memory: rounds after which an observation has faded to 1/e; this is what lets a proposer that did
+            badly be tried again.
+    """
+
+    def __init__(
+        self, first: float = 0.5, later: float = 0.8, weight: float = 4.0, memory: float = 40.0
+    ) -> None:
+        self._first = _Share(first * weight, (1 - first) * weight)
+        self._later = _Share(later * weight, (1 - later) * weight)
+        self._keep = 1 - 1 / memory
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """Learn from one verified block of `proposed` drafts of which the first `accepted` held."""
+        if proposed == 0:
+            return
+        self._first.observe(min(accepted, 1), int(accepted == 0))
+        if accepted:
+            self._later.observe(accepted - 1, int(accepted < proposed))
+
+    def fade(self) -> None:
+        """One round has passed."""
+        self._first.fade(self._keep)
+        self._later.fade(self._keep)
+
+    def expected_tokens(self, window: int) -> float:
+        """Expected tokens committed by a round with `window` drafts, the correction or bonus token
+        included.
+        """
+        total, survival = 1.0, self._first.mean
+        for _ in range(window):
+            total += survival
+            survival *= self._later.mean
+        return total
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Measured costs in units of one plain decoding step of the target.
+
+    Attributes:
+        verify: cost of a target forward with 1, 2, 3, ... rows; the first entry is 1.
+        draft: cost of proposing 1, 2, 3, ... tokens; empty when it costs nothing.
+    """
+
+    verify: tuple[float, ...]
+    draft: tuple[float, ...] = ()
+
+    def round(self, window: int) -> float:
+        """Cost of a round with `window` drafts."""
+        return _extend(self.verify, window + 1) + self._drafting(window)
+
+    def catch_up(self, rows: int) -> float:
+        """Cost of the draft reading `rows` tokens in one forward; rows cost it what they cost the target, in
+        share.
+        """
+        return self._drafting(1) * (_extend(self.verify, rows + 1) - 1)
+
+    def _drafting(self, window: int) -> float:
+        return _extend(self.draft, window) if self.draft and window else 0.0
+
+    @classmethod
+    def from_ms(
+        cls, verify_ms: Sequence[float], draft_ms: Sequence[float] = (), host_ms: float = 0.0
+    ) -> RoundCosts:
+        """Costs from milliseconds of a target forward with 1, 2, ... rows, and of proposing 1, 2, ... tokens.
+
+        Args:
+            host_ms: the rest of a round; it is part of a plain step as well.
+        """
+        step = verify_ms[0] + host_ms
+        verify = _rising((ms + host_ms) / step for ms in verify_ms)
+        return cls(verify, _rising(ms / step for ms in draft_ms))
+
+
+def _rising(costs: Iterable[float]) -> tuple[float, ...]:
+    """More work cannot be cheaper: noise in a measurement that says so is levelled."""
+    return tuple(accumulate(costs, max))
+
+
+def _extend(costs: tuple[float, ...], count: int) -> float:
+    """Entry `count`, counted from 1; past the end the last slope goes on."""
+    if count <= len(costs):
+        return costs[count - 1]
+    slope = costs[-1] - costs[-2] if len(costs) > 1 else costs[-1]
+    return costs[-1] + (count - len(costs)) * slope
+
+
+def best_window(acceptance: AcceptanceModel, costs: RoundCosts, limit: int) -> int:
+    """The window in 0..`limit` with the most expected tokens per unit of cost; 0 is plain decoding at rate
+    1.
+    """
+    return max(range(limit + 1), key=lambda k: (acceptance.expected_tokens(k) / costs.round(k), -k))

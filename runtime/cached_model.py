@@ -1,0 +1,53 @@
+"""A forward graph together with the valid rows of its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsc.runtime.kv_arena import KvZone
+from dsc.runtime.session import ForwardSession
+
+
+class CachedModel:
+    """Target or draft: what it has read of a token sequence, and the forward that reads on.
+
+    Args:
+        session: the model's forward graph, bound to the pools of `zone`.
+        zone: the model's cache.
+        max_length: most tokens that this model may read.
+    """
+
+    def __init__(self, session: ForwardSession, zone: KvZone, max_length: int) -> None:
+        self.max_length = max_length
+        self.zone = zone
+        self._session = session
+
+    @property
+    def length(self) -> int:
+        """How many leading tokens of the sequence are in the cache."""
+        return self.zone.length
+
+    def read_up_to_last_chunk(self, tokens: Sequence[int]) -> None:
+        """Read `tokens` in whole chunks until the rest, the last token included, fits one forward."""
+        chunk = self._session.chunk
+        while len(tokens) - self.length > chunk:
+            piece = tokens[self.length : self.length + chunk]
+            self._session.forward(piece, self.length, 1)
+            self.zone.commit(chunk, chunk)
+
+    def forward(self, rows: Sequence[int], n_logits: int) -> NDArray[np.float32]:
+        """Logits [n_logits, V] of the last of `rows`, which follow what is in the cache; nothing is
+        committed.
+        """
+        return self._session.forward(rows, self.length, n_logits)
+
+    def commit(self, written: int, kept: int) -> None:
+        """Keep the first `kept` of the rows that the last forward wrote."""
+        self.zone.commit(written, kept)
+
+    def rewind(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        self.zone.rewind(length)

@@ -1,0 +1,161 @@
+"""The decoding loop: propose, run the target over the last token and the drafts, verify, commit.
+
+Between rounds one invariant holds: the target's cache has read every token but the last. A round runs the
+last token and K drafts as K + 1 rows, so its logits judge every draft and supply one token more: the
+correction of the first draft that fails, or a bonus when all hold. Any proposer may draft; the output is the
+target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsc.runtime.cached_model import CachedModel
+from dsc.runtime.sampling import UniformDraws
+from dsc.runtime.speculator import Draft, Speculator
+from dsc.runtime.stats import GenerationStats, ProposerStats
+
+_NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target made of a block: the first `accepted` drafts hold, then comes `next_token`."""
+
+    accepted: int
+    next_token: int
+
+
+class Verifier(Protocol):
+    """Judges drafts by the target's logits so that the output has the target's own distribution."""
+
+    def verify(
+        self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float32]
+    ) -> Verdict:
+        """`logits` [K + 1, V] of the rows, `drafts` of K tokens, `draws` [K + 1, 2] uniform."""
+
+
+class LogitsHook(Protocol):
+    """Changes a block's logits in place before they are judged.
+
+    Row i of `logits` [K + 1, V] follows ``tokens`` and the first i of ``drafts``: its exact history.
+    """
+
+    def __call__(self, logits: NDArray[np.float32], tokens: Sequence[int], drafts: Sequence[int]) -> None:
+        """Edit one block."""
+
+
+@dataclass
+class Decoding:
+    """One request while it runs.
+
+    Attributes:
+        tokens: prompt and output so far.
+        target: the target model; its cache has read all of `tokens` but the last, or less before the first
+            round.
+        max_tokens: most tokens that `tokens` may reach.
+        speculator: None decodes plainly.
+        hooks: applied to each block's logits in turn.
+    """
+
+    tokens: list[int]
+    target: CachedModel
+    max_tokens: int
+    verifier: Verifier
+    draws: UniformDraws
+    stats: GenerationStats
+    speculator: Speculator | None = None
+    hooks: tuple[LogitsHook, ...] = ()
+    n_prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_prompt = len(self.tokens)
+
+
+def decode(run: Decoding) -> Iterator[list[int]]:
+    """Yield the new tokens of each round until `run.max_tokens` is reached."""
+    with _phase(run, "prefill"):
+        run.target.read_up_to_last_chunk(run.tokens)
+    while len(run.tokens) < run.max_tokens:
+        yield speculative_step(run)
+
+
+def speculative_step(run: Decoding) -> list[int]:
+    """One round; returns the tokens it added to `run.tokens`, at least one."""
+    rows = run.tokens[run.target.length :]  # [last], or the end of the prompt in the first round
+    with _phase(run, "propose"):
+        draft = _propose(run) if len(rows) == 1 else _NO_DRAFT
+    drafts = draft.ids  # [K]
+    with _phase(run, "forward" if len(rows) == 1 else "prefill"):
+        logits = run.target.forward([*rows, *drafts], len(drafts) + 1)  # [K + 1, V]
+    with _phase(run, "verify"):
+        for hook in run.hooks:
+            hook(logits, run.tokens, drafts)
+        draws = run.draws.at(len(run.tokens), len(drafts) + 1)  # [K + 1, 2]
+        verdict = run.verifier.verify(logits, drafts, draws)
+    new = [*drafts[: verdict.accepted], verdict.next_token]
+    commit(run, new, written=len(rows) + len(drafts))
+    _observe(run, draft, verdict.accepted)
+    return new
+
+
+def commit(run: Decoding, new: Sequence[int], written: int) -> None:
+    """Add a round's tokens and restore the invariant: the caches have read all tokens but the last.
+
+    Of the `written` rows the target keeps those whose tokens held; the draft drops what it read past them.
+    """
+    run.tokens.extend(new)
+    proven = len(run.tokens) - 1
+    run.target.commit(written, proven - run.target.length)
+    if run.speculator is not None:
+        run.speculator.rewind(proven)
+
+
+def truncate(run: Decoding, length: int) -> int:
+    """Drop tokens past `length`, as when the output ended inside a block; returns how many."""
+    dropped = len(run.tokens) - length
+    del run.tokens[length:]
+    run.target.rewind(length - 1)
+    if run.speculator is not None:
+        run.speculator.rewind(length - 1)
+    return dropped
+
+
+def _propose(run: Decoding) -> Draft:
+    """The round's drafts; none past the last token that the request may have."""
+    if run.speculator is None:
+        return _NO_DRAFT
+    return run.speculator.propose(run.tokens, run.max_tokens - len(run.tokens) - 1)
+
+
+def _observe(run: Decoding, draft: Draft, accepted: int) -> None:
+    """Book the round, and let the speculator learn from it."""
+    proposed = len(draft.ids)
+    run.stats.count_round(proposed, accepted)
+    if run.speculator is None:
+        return
+    run.speculator.settle(proposed, accepted)
+    if draft.reason:
+        run.stats.fallbacks[draft.reason] += 1
+    if proposed:
+        proposer = run.stats.proposers.setdefault(run.speculator.name, ProposerStats())
+        proposer.rounds += 1
+        proposer.proposed += proposed
+        proposer.accepted += accepted
+
+
+@contextmanager
+def _phase(run: Decoding, name: str) -> Iterator[None]:
+    """Book the time spent under a phase's name."""
+    start = perf_counter()
+    try:
+        yield
+    finally:
+        run.stats.ms[name] = run.stats.ms.get(name, 0.0) + (perf_counter() - start) * 1000

@@ -1,0 +1,71 @@
+"""Falling back to plain decoding so that speculation never costs more than a stated share of the run.
+
+The rule is an account in units of one plain decoding step. Every committed token earns the allowance; a
+speculative round earns the tokens it committed and pays what it cost. A round is only begun when the account
+covers its worst case, all drafts rejected. So after n tokens the loss against plain decoding is at most
+``start + allowance * n``, whatever the text is. When the account cannot pay, a cool-down of plain rounds
+begins; after it one probe is tried as soon as the account covers it, and a probe that fails doubles the next
+cool-down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsc.bundle_schema.dflash_config import Fallback
+
+_START = 1.0
+_CEILING = 6.0  # an early success must not pay for a long failure later
+
+
+class SpeculationAccount:
+    """What speculation may still lose in one request, in plain decoding steps.
+
+    Args:
+        config: the share of time that may be lost, and the lengths of cool-downs in rounds.
+    """
+
+    def __init__(self, config: Fallback) -> None:
+        self.balance = _START
+        # Half of the overhead is given to failed drafts; the other half covers the start and the error of the
+        # costs.
+        self.allowance = config.max_overhead / 2
+        self._config = config
+        self._cooldown = config.cooldown_rounds
+        self._wait = 0
+        self._probing = 0
+
+    def admit(self, costs: Sequence[float]) -> int:
+        """The largest window that may be drafted now.
+
+        Args:
+            costs: entry k is the cost of a round with k drafts; entry 0 is a plain round's.
+        """
+        if self._wait > 0:
+            return 0
+        window = len(costs) - 1
+        while window > 0 and costs[window] - 1 > self.balance:
+            window -= 1
+        if window == 0 < len(costs) - 1:
+            self._cool_down()
+        return window
+
+    def settle(self, drafted: int, accepted: int, cost: float) -> None:
+        """Book a round of `drafted` drafts that cost `cost` steps; a plain round drafted none and cost 1."""
+        self._wait = max(self._wait - 1, 0)
+        earned = (accepted + 1) * (1 + self.allowance)
+        self.balance = min(self.balance + earned - cost, _CEILING)
+        if drafted and self._probing:
+            self._settle_probe(accepted)
+
+    def _settle_probe(self, accepted: int) -> None:
+        self._probing -= 1
+        if accepted == 0:
+            self._cooldown = min(2 * self._cooldown, self._config.max_cooldown_rounds)
+            self._cool_down()
+        elif self._probing == 0:
+            self._cooldown = self._config.cooldown_rounds
+
+    def _cool_down(self) -> None:
+        self._wait = self._cooldown
+        self._probing = self._config.probe_rounds

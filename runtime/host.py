@@ -1,0 +1,117 @@
+"""The machine that a bundle runs on: onnxruntime, its provider, and the CPUs that this process may use."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import onnxruntime as ort
+
+from dsc.bundle_schema.errors import HostError, RequestError
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How every session of one loaded bundle is made.
+
+    Attributes:
+        provider: ``cpu`` or ``cuda``.
+        threads: intra-op threads of a forward session.
+        weights_folder: the real directory of the bundle file, which holds the graphs' external weights.
+        library: custom-op library to register, or None.
+    """
+
+    provider: str
+    threads: int
+    weights_folder: str
+    library: str | None = None
+
+
+def allowed_threads() -> int:
+    """How many CPUs this process may run on, which in a container is fewer than the machine has."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else (os.cpu_count() or 1)
+
+
+def choose_threads(requested: int | None) -> int:
+    """`requested`, or one thread for each allowed CPU.
+
+    Raises:
+        RequestError: fewer than one.
+    """
+    if requested is None:
+        return allowed_threads()
+    if requested < 1:
+        raise RequestError("threads", f"at least 1 is required, got {requested}")
+    return requested
+
+
+def require_onnxruntime(minimum: str, where: str) -> None:
+    """Compare the installed onnxruntime with what a bundle needs, before any session is made.
+
+    Raises:
+        HostError: the installed one is older.
+    """
+    if _version(ort.__version__) < _version(minimum):
+        raise HostError(
+            where,
+            f"onnxruntime {minimum} or newer is required, got {ort.__version__}",
+            f"pip install 'onnxruntime>={minimum}'",
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+
+def create_session(graph: bytes, settings: SessionSettings, where: str, threads: int) -> ort.InferenceSession:
+    """A session over serialised graph bytes on exactly the provider asked for.
+
+    Raises:
+        RequestError: an unknown provider name.
+        HostError: the provider cannot be started here, or onnxruntime refuses the graph.
+    """
+    name = _PROVIDERS.get(settings.provider)
+    if name is None:
+        raise RequestError(
+            "provider", f"one of {', '.join(_PROVIDERS)} is required, got {settings.provider!r}"
+        )
+    if name not in ort.get_available_providers():
+        raise HostError(
+            "provider", f"{name} is required, this onnxruntime has none", _hint(settings.provider)
+        )
+    try:
+        session = ort.InferenceSession(graph, _options(settings, threads), providers=[name])
+    except Exception as error:  # onnxruntime's exception types have no common base but Exception
+        raise HostError(where, f"onnxruntime {ort.__version__} refused the graph: {error}") from error
+    # onnxruntime falls back to the CPU without an error when a provider's libraries are missing.
+    if session.get_providers()[0] != name:
+        raise HostError(
+            "provider", f"{name} is required, it could not be started here", _hint(settings.provider)
+        )
+    return session
+
+
+def _options(settings: SessionSettings, threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", settings.weights_folder
+    )
+    # Target, draft and tail take turns: a pool that spins while another session works takes its CPU away.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if settings.library is not None:
+        options.register_custom_ops_library(settings.library)
+    return options
+
+
+def _hint(provider: str) -> str:
+    if provider == "cpu":
+        return "pip install onnxruntime"
+    return "pip install onnxruntime-gpu with its CUDA libraries, or load with provider='cpu'"

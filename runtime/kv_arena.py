@@ -1,0 +1,158 @@
+"""One allocation for all keys and values, cut by the bundle's KV plan.
+
+Rows are written once, by the forward that made them. Accepting them moves a length forward, rejecting them
+does not move
+it: a rejected row stays where it is until the next forward writes over it, and no forward reads past the
+    length.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsc.bundle_schema.errors import HostError, PlanError
+from dsc.bundle_schema.kv_plan import KvPlan, KvSlot, Owner
+from dsc.bundle_schema.tensors import DType
+
+_GUARD_BYTE = 0xA5
+_JOURNAL_ENTRIES = 256
+_NUMPY = {
+    DType.FLOAT32: np.float32,
+    DType.FLOAT16: np.float16,
+    DType.INT8: np.int8,
+    DType.UINT8: np.uint8,
+}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Rows [start, end) that were written and are not valid."""
+
+    start: int
+    end: int
+
+
+class KvZone:
+    """The keys and values of one model and one sequence: how many rows are valid, and where they are.
+
+    Args:
+        owner: whose zone this is.
+        pools: graph input name -> array [1, Hkv, rows, D] in the arena.
+        capacity: most valid rows.
+        ring_slack: None when every layer keeps all its rows; otherwise how many rows a ring can be wound
+            back.
+        secure_rollback: overwrite rejected rows with zeros.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        pools: dict[str, NDArray[np.generic]],
+        capacity: int,
+        ring_slack: int | None = None,
+        secure_rollback: bool = False,
+    ) -> None:
+        self.owner = owner
+        self.pools = pools
+        self.capacity = capacity
+        self.length = 0
+        self.journal: deque[Rejected] = deque(maxlen=_JOURNAL_ENTRIES)
+        self._ring_slack = ring_slack
+        self._secure = secure_rollback
+
+    def commit(self, written: int, kept: int) -> None:
+        """Of `written` new rows past the length, keep the first `kept`; O(1) unless rollback is secure."""
+        if not 0 <= kept <= written or self.length + kept > self.capacity:
+            raise PlanError(
+                f"{self.owner} zone",
+                f"rows up to {self.capacity} fit, got {kept} of {written} after {self.length}",
+            )
+        start = self.length
+        self.length = start + kept
+        self._reject(self.length, start + written)
+
+    def rewind(self, length: int) -> None:
+        """Make `length` rows valid, at most as many as are now; O(1) unless rollback is secure.
+
+        A ring that has already written over rows that `length` needs is emptied, so that they are computed
+        again.
+        """
+        end = self.length
+        if length >= end:
+            return
+        if self._ring_slack is not None and end - length > self._ring_slack:
+            length = 0
+        self.length = length
+        self._reject(length, end)
+
+    def _reject(self, start: int, end: int) -> None:
+        if start == end:
+            return
+        self.journal.append(Rejected(start, end))
+        if self._secure:
+            for pool in self.pools.values():
+                pool[:, :, np.arange(start, end) % pool.shape[2]] = 0
+
+
+class KvArena:
+    """The memory behind a `KvPlan`: page-aligned, allocated once, touched only where it is used.
+
+    Args:
+        plan: a checked plan.
+        secure_rollback: zones overwrite rejected rows with zeros.
+
+    Raises:
+        HostError: the machine has not that much address space, or an element type is not known here.
+    """
+
+    def __init__(self, plan: KvPlan, secure_rollback: bool = False) -> None:
+        self.plan = plan
+        try:
+            self._memory = np.frombuffer(mmap.mmap(-1, max(plan.total_nbytes, mmap.PAGESIZE)), np.uint8)
+        except (OSError, OverflowError) as error:
+            raise HostError("arena", f"{plan.total_nbytes} bytes are required: {error}") from error
+        self._secure = secure_rollback
+        for zone in plan.zones:
+            self._guard(zone.guard_offset, zone.guard_nbytes)[:] = _GUARD_BYTE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space; only touched pages take memory."""
+        return self._memory.nbytes
+
+    def zone(self, owner: Owner, capacity: int, slot: int = 0) -> KvZone:
+        """The zone of `owner` for the sequence in `slot`, empty, with room for `capacity` valid rows."""
+        slots = [item for item in self.plan.slots if item.owner == owner]
+        pools = {f"{item.role}_pool.{item.layer}": self._view(item)[slot : slot + 1] for item in slots}
+        ring = any(item.window is not None for item in slots)
+        return KvZone(owner, pools, capacity, self.plan.rollback_slack if ring else None, self._secure)
+
+    def _view(self, slot: KvSlot) -> NDArray[np.generic]:
+        dtype = _NUMPY.get(slot.dtype)
+        if dtype is None:
+            raise HostError(
+                f"{slot.owner} layer {slot.layer} {slot.role}", f"{slot.dtype} pools are not known on the CPU"
+            )
+        return self._memory[slot.offset : slot.offset + slot.nbytes].view(dtype).reshape(slot.shape)
+
+    def check_guards(self) -> None:
+        """Look for writes past the end of a zone.
+
+        Raises:
+            PlanError: names the zone and the first byte that was overwritten.
+        """
+        for zone in self.plan.zones:
+            hit = np.flatnonzero(self._guard(zone.guard_offset, zone.guard_nbytes) != _GUARD_BYTE)
+            if hit.size:
+                raise PlanError(
+                    f"{zone.name} zone",
+                    f"its guard was overwritten at byte {zone.guard_offset + int(hit[0])}",
+                )
+
+    def _guard(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        return self._memory[offset : offset + nbytes]

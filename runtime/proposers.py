@@ -1,0 +1,148 @@
+"""Ways of drafting. Each proposes what may follow; the target alone decides what does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from dsc.bundle_schema.dflash_config import ProposerKind
+from dsc.runtime.acceptance import AcceptanceModel
+from dsc.runtime.cached_model import CachedModel
+from dsc.runtime.ngram import Match, NgramIndex, continuation
+
+
+class Proposer(Protocol):
+    """Drafts tokens for one sequence.
+
+    Attributes:
+        kind: its row in the configuration's table, and its name in options and statistics.
+        sizes_blocks: what it proposes differs so much in quality that a fixed window is never right.
+    """
+
+    kind: ProposerKind
+    sizes_blocks: bool
+
+    def look(self, tokens: Sequence[int]) -> str | None:
+        """The kind of proposal that can be made after `tokens`, None when there is none; cheap.
+
+        Acceptance is learnt for each kind apart.
+        """
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Most drafts that this proposer's own limits allow."""
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        """`count` drafts to follow `tokens`, after `look` said that there is something to propose."""
+
+    def rewind(self, length: int) -> None:
+        """Only the first `length` tokens of the sequence are still the same."""
+
+    def prior(self, kind: str) -> AcceptanceModel:
+        """What to expect of proposals of `kind` before any was seen."""
+
+    def lag(self, tokens: Sequence[int]) -> int:
+        """Tokens that must be read before the first draft can be made, the last one not counted."""
+
+
+class NgramProposer:
+    """Prompt lookup: what followed the last occurrence of the sequence's end (Saxena 2023).
+
+    Longer matches hold more often, so the kind is the match length: ``1``, ``2``, ``3``, ``4-7``, ``8+``.
+    """
+
+    kind: ProposerKind = "ngram"
+    sizes_blocks = True
+    # First and later acceptance by match length, from greedy chat, edit and summary texts.
+    _PRIORS: ClassVar = {
+        "1": (0.15, 0.6),
+        "2": (0.35, 0.7),
+        "3": (0.5, 0.8),
+        "4-7": (0.6, 0.85),
+        "8+": (0.8, 0.9),
+    }
+
+    def __init__(self, min_match: int = 1, max_match: int = 4) -> None:
+        self._index = NgramIndex(min_match, max_match)
+        self._match: Match | None = None
+
+    def look(self, tokens: Sequence[int]) -> str | None:
+        """The length class of the longest match."""
+        self._index.update(tokens)
+        self._match = self._index.find(tokens)
+        return None if self._match is None else _length_class(self._match.length)
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Copies have no limit of their own."""
+        return len(tokens)
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Copy from the match that `look` found."""
+        assert self._match is not None
+        return continuation(tokens, self._match.start, count)
+
+    def rewind(self, length: int) -> None:
+        """Forget n-grams past `length`."""
+        self._index.truncate(length)
+
+    def prior(self, kind: str) -> AcceptanceModel:
+        """By match length."""
+        return AcceptanceModel(*self._PRIORS[kind])
+
+    def lag(self, tokens: Sequence[int]) -> int:
+        """Nothing has to be read."""
+        return 0
+
+
+def _length_class(length: int) -> str:
+    if length >= 8:
+        return "8+"
+    return "4-7" if length >= 4 else str(length)
+
+
+class ModelProposer:
+    """A language model drafts greedily: a smaller one, or the target's own weights at lower precision.
+
+    Its cache holds the tokens it has read. What it drafted itself stays valid as far as the target accepted
+    it; anything it has not read, because it was not asked for a while, is read before it drafts again.
+    """
+
+    sizes_blocks = False
+
+    def __init__(self, kind: ProposerKind, model: CachedModel, prior: tuple[float, float]) -> None:
+        self.kind = kind
+        self._model = model
+        self._prior = prior
+
+    def look(self, tokens: Sequence[int]) -> str | None:
+        """A model always has a proposal, unless the sequence is longer than it can read."""
+        return self.kind if self.room(tokens) > 0 else None
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Its context must hold the sequence and all drafts but the last."""
+        return max(self._model.max_length - len(tokens) + 1, 0)
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Read what is new, then take the most likely token `count` times."""
+        model = self._model
+        model.read_up_to_last_chunk(tokens)
+        rows = list(tokens[model.length :])
+        drafts: list[int] = []
+        while True:
+            logits = model.forward(rows, 1)  # [1, V]
+            model.commit(len(rows), len(rows))
+            drafts.append(int(logits[0].argmax()))
+            if len(drafts) == count:
+                return drafts
+            rows = drafts[-1:]
+
+    def rewind(self, length: int) -> None:
+        """Drop what was read after the first `length` tokens."""
+        self._model.rewind(length)
+
+    def prior(self, kind: str) -> AcceptanceModel:
+        """As stated when the proposer was made."""
+        return AcceptanceModel(*self._prior)
+
+    def lag(self, tokens: Sequence[int]) -> int:
+        """Tokens not read yet."""
+        return max(len(tokens) - 1 - self._model.length, 0)
