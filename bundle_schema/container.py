@@ -1,0 +1,15 @@
+"""The bundle's bytes: write with `BundleWriter`, change with `rewrite_members`, read with `open_bundle`."""
+
+from dsc.bundle_schema.bundle_reader import OpenBundle, open_bundle
+from dsc.bundle_schema.bundle_writer import BundleWriter, remove_leftovers, rewrite_members
+from dsc.bundle_schema.zip_layout import STORED_LOCATION, external_location
+
+__all__ = [
+    "STORED_LOCATION",
+    "BundleWriter",
+    "OpenBundle",
+    "external_location",
+    "open_bundle",
+    "remove_leftovers",
+    "rewrite_members",
+]

@@ -1,0 +1,87 @@
+"""How a bundle is laid out as a ZIP file: names, alignment, headers. Shared by writer and reader.
+
+The bytes between payloads are a pure function of the members' names, sizes and checksums, so the reader
+compares instead of interpreting, and equal input gives equal files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zipfile
+from typing import Final
+
+from dsc.bundle_schema.bundle_errors import BadMemberName
+from dsc.bundle_schema.errors import RequestError
+
+PAGE: Final = 4096
+SMALL_ALIGNMENT: Final = 64
+ZIP64_FROM: Final = 2**30
+"""Members larger than this get ZIP64 headers; below the stdlib's own limit, so that it never decides."""
+
+TIMESTAMP: Final = (1980, 1, 1, 0, 0, 0)
+FILE_ATTRIBUTES: Final = 0o100644 << 16
+LOCATION_NBYTES: Final = 256
+LOCAL_HEADER: Final = struct.Struct("<4s5H3L2H")
+
+_UNIX: Final = 3
+_PADDING_FIELD: Final = 0xD935  # the id that zipalign uses for padding; readers skip unknown fields anyway
+_PADDING_HEADER: Final = struct.Struct("<HHH")
+_ZIP64_FIELD_NBYTES: Final = 20
+_NAME: Final = re.compile(r"[A-Za-z0-9._\-]+(/[A-Za-z0-9._\-]+)*")
+
+
+def external_location(file_name: str) -> str:
+    """The bundle's own file name as graphs write it for external data: 256 bytes, whatever the name.
+
+    ``./`` is repeated in front (and one ``/`` doubled), so that a graph's location can be replaced when the
+    file was renamed without changing the length of anything in the protobuf.
+
+    Args:
+        file_name: the name without its folder.
+
+    Raises:
+        RequestError: the name is empty, has a separator, or has more than 254 bytes.
+    """
+    nbytes = len(os.fsencode(file_name))
+    if not file_name or file_name in (".", "..") or "/" in file_name or "\0" in file_name:
+        raise RequestError(file_name or "file name", "a plain file name is required")
+    if nbytes > LOCATION_NBYTES - 2:
+        raise RequestError(file_name, f"a name of at most {LOCATION_NBYTES - 2} bytes is required, got {nbytes}")
+    repeat, odd = divmod(LOCATION_NBYTES - nbytes, 2)
+    return "./" * repeat + "/" * odd + file_name
+
+
+STORED_LOCATION: Final = external_location("bundle.dsmodel")
+"""What graphs inside a bundle name as the file of their weights, until they are loaded."""
+
+
+def alignment_of(name: str) -> int:
+    """Alignment of a member's payload: a page for what is memory-mapped, 64 bytes for the rest."""
+    return PAGE if name.startswith(("weights/", "kernels/")) or name.endswith(".onnx") else SMALL_ALIGNMENT
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuse names that are absolute, leave the bundle, or mean different things on different systems.
+
+    Raises:
+        BadMemberName: says what is allowed.
+    """
+    parts = name.split("/")
+    if len(name) > 255 or not _NAME.fullmatch(name) or "." in parts or ".." in parts:
+        raise BadMemberName(where, f"member names are relative paths of letters, digits and ._-/, got {name[:80]!r}")
+
+
+def member_info(name: str, header_offset: int, nbytes: int, zip64: bool) -> zipfile.ZipInfo:
+    """The ZIP record of a member whose header starts at `header_offset`, padded so that its payload aligns."""
+    info = zipfile.ZipInfo(name, TIMESTAMP)
+    info.create_system = _UNIX
+    info.external_attr = FILE_ATTRIBUTES
+    info.file_size = info.compress_size = nbytes
+    info.header_offset = header_offset
+    alignment = alignment_of(name)
+    head = LOCAL_HEADER.size + len(name) + _PADDING_HEADER.size + (_ZIP64_FIELD_NBYTES if zip64 else 0)
+    n_zeros = -(header_offset + head) % alignment
+    info.extra = _PADDING_HEADER.pack(_PADDING_FIELD, 2 + n_zeros, alignment) + bytes(n_zeros)
+    return info
