@@ -1,0 +1,90 @@
+"""The constant matrix that a product with activations uses, whichever way the graph spells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import onnx_ir as ir
+
+from dsc.passes.graph_edit import MICROSOFT, attribute, input_at, is_op, is_weight, producer, tensor_dims
+
+
+@dataclass(frozen=True)
+class MatMulWeight:
+    """A product ``y = x W^T`` with a constant W.
+
+    Attributes:
+        node: the MatMul, FusedMatMul or Gemm-free product.
+        value: the initializer.
+        n, k: rows (outputs) and columns (inputs) of W.
+        by_rows: whether the initializer holds W as [n, k] (the checkpoint's layout), else [k, n].
+        transpose: the Transpose node between the initializer and the product, when there is one.
+    """
+
+    node: ir.Node
+    value: ir.Value
+    n: int
+    k: int
+    by_rows: bool
+    transpose: ir.Node | None = None
+
+    @property
+    def name(self) -> str:
+        """The initializer's name, which is the checkpoint's parameter name."""
+        return str(self.value.name)
+
+    def rows(self) -> npt.NDArray[Any]:
+        """W as [n, k]; a view where the initializer's layout allows it."""
+        tensor = self.value.const_value
+        if tensor is None:
+            raise ValueError(f"initializer {self.name} lost its content")
+        array = tensor.numpy()
+        return array if self.by_rows else array.T
+
+
+def find_matmul_weight(node: ir.Node) -> MatMulWeight | None:
+    """How `node` multiplies activations by a constant matrix, None when it does not."""
+    if is_op(node, "MatMul"):
+        transposed = False
+    elif (
+        is_op(node, "FusedMatMul", MICROSOFT)
+        and not attribute(node, "transA", 0)
+        and attribute(node, "alpha", 1.0) == 1
+    ):
+        transposed = bool(attribute(node, "transB", 0))
+    else:
+        return None
+    value = input_at(node, 1)
+    step = producer(value)
+    transpose = step if step is not None and is_matrix_transpose(step) else None
+    if transpose is not None:
+        value, transposed = transpose.inputs[0], not transposed
+    if (
+        value is None
+        or not is_weight(value)
+        or value.const_value is None
+        or len(value.const_value.shape) != 2
+    ):
+        return None
+    rows, columns = tensor_dims(value.const_value)
+    n, k = (rows, columns) if transposed else (columns, rows)
+    return MatMulWeight(node, value, n, k, transposed, transpose)
+
+
+def matmul_weights(graph: ir.Graph) -> Iterator[MatMulWeight]:
+    """Every product with a constant matrix, in graph order."""
+    for node in tuple(graph):
+        found = find_matmul_weight(node)
+        if found is not None:
+            yield found
+
+
+def is_matrix_transpose(node: ir.Node) -> bool:
+    """Whether `node` swaps the two axes of a matrix."""
+    if not is_op(node, "Transpose"):
+        return False
+    perm = node.attributes.get("perm")
+    return perm is not None and tuple(perm.value) == (1, 0)
