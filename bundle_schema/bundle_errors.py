@@ -75,6 +75,10 @@ class ChecksumMismatch(BundleError):
     """A member's bytes are not those that were written."""
 
 
+class ForeignLocation(BundleError):
+    """A graph names a file other than the bundle itself for its weights."""
+
+
 class OversizedJson(BundleError):
     """A JSON member has more bytes or more values than the format allows."""
 

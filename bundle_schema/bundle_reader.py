@@ -45,12 +45,16 @@ class OpenBundle:
     Attributes:
         path: as given to `open_bundle`.
         manifest: parsed and checked against the ZIP directory.
+        members: the manifest's table by name, in file order.
         map: the whole file.
+        identity: device, inode, size and modification time in ns of the file that is mapped.
     """
 
     path: Path
     manifest: Manifest
+    members: dict[str, Member]
     map: mmap.mmap
+    identity: tuple[int, int, int, int]
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +75,7 @@ class OpenBundle:
         Raises:
             MissingMember: there is none.
         """
-        member = self.manifest.member(name)
+        member = self.members.get(name)
         if member is None:
             raise errors.MissingMember(str(self.path), f"no member is named {name}", "see `dsc inspect`")
         return member
@@ -95,7 +99,7 @@ class OpenBundle:
         Raises:
             ChecksumMismatch: names the first member that is not what was written.
         """
-        for name in [member.name for member in self.manifest.members] if names is None else names:
+        for name in list(self.members) if names is None else names:
             member = self.member(name)
             digest = hashlib.sha256()
             with self.view(name) as view:
@@ -118,7 +122,7 @@ def open_bundle(path: Path | str) -> OpenBundle:
         RequestError: there is no such file, or it is not a file.
         BundleError: of the kind that says what is wrong; see `bundle_errors`.
     """
-    mapped = _map(path)
+    mapped, identity = _map(path)
     where = str(path)
     try:
         directory = _find_directory(mapped, where)
@@ -128,10 +132,11 @@ def open_bundle(path: Path | str) -> OpenBundle:
     except BaseException:
         mapped.close()
         raise
-    return OpenBundle(Path(path), manifest, mapped)
+    members = {member.name: member for member in manifest.members}
+    return OpenBundle(Path(path), manifest, members, mapped, identity)
 
 
-def _map(path: Path | str) -> mmap.mmap:
+def _map(path: Path | str) -> tuple[mmap.mmap, tuple[int, int, int, int]]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -142,7 +147,8 @@ def _map(path: Path | str) -> mmap.mmap:
             raise RequestError(str(path), "a .dsmodel file is required, got something else")
         if status.st_size == 0:
             raise errors.NotABundle(str(path), "the file is empty")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), identity
     finally:
         os.close(descriptor)
 

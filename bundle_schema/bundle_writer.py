@@ -166,10 +166,9 @@ def rewrite_members(path: Path | str, changes: Mapping[str, bytes]) -> Manifest:
         ChecksumMismatch: a member that is kept is damaged; the file stays as it is.
     """
     with open_bundle(path) as bundle, BundleWriter(path) as writer:
-        table = {member.name: member for member in bundle.manifest.members}
-        if unknown := sorted(set(changes) - set(table)):
+        if unknown := sorted(set(changes) - set(bundle.members)):
             raise MissingMember(str(path), f"no member is named {unknown[0]}", "see `dsc inspect`")
-        for member in bundle.manifest.members:
+        for member in bundle.members.values():
             new = changes.get(member.name)
             written = writer.add(member.name, bundle.view(member.name) if new is None else new)
             if new is None and written.sha256 != member.sha256:

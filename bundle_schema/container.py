@@ -2,6 +2,7 @@
 
 from dsc.bundle_schema.bundle_reader import OpenBundle, open_bundle
 from dsc.bundle_schema.bundle_writer import BundleWriter, remove_leftovers, rewrite_members
+from dsc.bundle_schema.graph_location import relocate_graph
 from dsc.bundle_schema.zip_layout import STORED_LOCATION, external_location
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "OpenBundle",
     "external_location",
     "open_bundle",
+    "relocate_graph",
     "remove_leftovers",
     "rewrite_members",
 ]

@@ -344,6 +344,8 @@ def apply_override(config: DflashConfig, changes: Mapping[str, Any]) -> DflashCo
     """
     tree = config.model_dump(mode="json")
     for path, value in changes.items():
+        if path == "schema_version":
+            raise ConfigError(path, "cannot be changed")
         _set(tree, path, value)
     try:
         data = json.dumps(tree, allow_nan=False).encode()

@@ -140,9 +140,7 @@ def check_plan(plan: KvPlan, target: ModelInfo, draft: ModelInfo | None = None) 
         _check_place(plan, slot)
         if slot.shared_with is not None:
             _check_shared(plan, slot)
-    _check_overlap(
-        [(slot.offset, slot.nbytes, _name(slot)) for slot in plan.slots if slot.shared_with is None]
-    )
+    _check_overlap([(slot.offset, slot.nbytes, _name(slot)) for slot in plan.slots if slot.shared_with is None])
 
 
 def _label(owner: str, layer: int, role: str) -> str:
@@ -210,9 +208,7 @@ def _check_need(plan: KvPlan, slot: KvSlot, info: ModelInfo) -> None:
     n_slots, n_kv_heads, rows, head_dim = slot.shape
     required = (plan.n_slots, need.n_kv_heads, need.head_dim)
     if (n_slots, n_kv_heads, head_dim) != required:
-        raise PlanError(
-            _name(slot), f"slots, KV heads and head size {required} are required, got shape {slot.shape}"
-        )
+        raise PlanError(_name(slot), f"slots, KV heads and head size {required} are required, got shape {slot.shape}")
     if slot.window is not None and slot.window != need.window:
         raise PlanError(_name(slot), f"a ring for window {need.window} is required, got {slot.window}")
     least = (plan.max_length if slot.window is None else slot.window) + plan.rollback_slack
@@ -232,9 +228,7 @@ def _check_place(plan: KvPlan, slot: KvSlot) -> None:
     if plan.alignment % SLOT_ALIGNMENT:
         raise PlanError("alignment", f"a multiple of {SLOT_ALIGNMENT} is required, got {plan.alignment}")
     if slot.offset % plan.alignment:
-        raise PlanError(
-            _name(slot), f"a multiple of {plan.alignment} is required as offset, got {slot.offset}"
-        )
+        raise PlanError(_name(slot), f"a multiple of {plan.alignment} is required as offset, got {slot.offset}")
     if slot.offset < zone.offset or slot.offset + slot.nbytes > zone.offset + zone.nbytes:
         raise PlanError(
             _name(slot),
@@ -261,6 +255,4 @@ def _check_overlap(ranges: list[tuple[int, int, str]]) -> None:
     ordered = sorted(ranges)
     for (offset, nbytes, name), (later_offset, _, later_name) in pairwise(ordered):
         if offset + nbytes > later_offset:
-            raise PlanError(
-                later_name, f"must start at {offset + nbytes} or later, after {name}; got {later_offset}"
-            )
+            raise PlanError(later_name, f"must start at {offset + nbytes} or later, after {name}; got {later_offset}")

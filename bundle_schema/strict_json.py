@@ -71,8 +71,10 @@ def dump_canonical(model: BaseModel) -> bytes:
 def _describe(where: str, first: Any, count: int) -> tuple[str, str]:
     path = ".".join(str(part) for part in first["loc"])
     more = f", and {count - 1} more" if count > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return f"{where}: {path}", f"no such field{more}"
     got = "" if first["type"] in ("missing", "value_error") else f", got {str(first['input'])[:80]!r}"
-    return (f"{where}: {path}" if path else where), f"{first['msg']}{got}{more}"
+    return (f"{where}: {path}" if path else where), f"{first['msg'].removeprefix('Value error, ')}{got}{more}"
 
 
 def _scan(data: bytes, where: str) -> dict[str, Any]:
@@ -99,9 +101,7 @@ def _scan(data: bytes, where: str) -> dict[str, Any]:
         return value if isfinite(value) else refuse(text)
 
     try:
-        top = json.loads(
-            data.decode(), object_pairs_hook=check_keys, parse_constant=refuse, parse_float=to_float
-        )
+        top = json.loads(data.decode(), object_pairs_hook=check_keys, parse_constant=refuse, parse_float=to_float)
     except (ValueError, RecursionError) as error:
         raise MalformedJson(where, f"valid JSON is required: {error}") from None
     return top if isinstance(top, dict) else {}
@@ -111,9 +111,7 @@ def _is_newer_minor(header: dict[str, Any], where: str, reads: str) -> bool:
     version = header.get("schema_version")
     parts = version.split(".") if isinstance(version, str) and len(version) <= 16 else []
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise UnsupportedSchema(
-            where, f"schema_version as 'major.minor' is required, got {str(version)[:40]!r}"
-        )
+        raise UnsupportedSchema(where, f"schema_version as 'major.minor' is required, got {str(version)[:40]!r}")
     major, minor = (int(part) for part in parts)
     own_major, own_minor = (int(part) for part in reads.split("."))
     if major != own_major:
