@@ -1,0 +1,228 @@
+"""From finished graphs to a `.dsmodel` file: weights first, then the graphs that name their offsets."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, dump_certificate
+from dsc.bundle_schema.container import STORED_LOCATION, BundleWriter
+from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, dump_config
+from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, dump_plan
+from dsc.bundle_schema.manifest import (
+    DraftEntry,
+    DraftKind,
+    GraphEntry,
+    Manifest,
+    ModelEntry,
+    Requires,
+    TokenizerEntry,
+    WeightEntry,
+)
+from dsc.bundle_schema.model_info import ModelInfo
+from dsc.bundle_schema.tensors import DType, TensorSpec
+
+if TYPE_CHECKING:
+    from dsc.bundle_schema.manifest import Member
+
+INLINE_NBYTES = 1024
+MIN_ONNXRUNTIME = "1.31.0"
+CARD_NAME = "card.md"
+
+_DTYPES = {
+    ir.DataType.FLOAT: DType.FLOAT32,
+    ir.DataType.FLOAT16: DType.FLOAT16,
+    ir.DataType.BFLOAT16: DType.BFLOAT16,
+    ir.DataType.INT8: DType.INT8,
+    ir.DataType.UINT8: DType.UINT8,
+    ir.DataType.INT32: DType.INT32,
+    ir.DataType.INT64: DType.INT64,
+    ir.DataType.BOOL: DType.BOOL,
+}
+
+
+@dataclass(frozen=True)
+class GraphPart:
+    """One finished graph and where it goes."""
+
+    member: str
+    role: str
+    model: ir.Model
+    precision: str
+    backend: Literal["cpu", "cuda"] = "cpu"
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """A model and its graphs."""
+
+    info: ModelInfo
+    graphs: tuple[GraphPart, ...]
+
+
+@dataclass(frozen=True)
+class BundleContents:
+    """All that goes into a bundle."""
+
+    name: str
+    target: ModelPart
+    draft_kind: DraftKind
+    draft: ModelPart | None
+    tokenizer: dict[str, bytes]
+    tokenizer_verdict: TokenizerEntry
+    plan: KvPlan
+    config: DflashConfig
+    certificate: Certificate
+    card: str
+    recipe: dict[str, Any]
+    sources: dict[str, str]
+    licences: dict[str, str]
+    created_by: dict[str, str]
+
+
+def emit_bundle(path: Path, contents: BundleContents) -> Manifest:
+    """Write the bundle; equal tensors are stored once, whichever graphs use them.
+
+    Raises:
+        BundleError, HostError: it cannot be written; an older file at `path` stays as it was.
+    """
+    parts = [*contents.target.graphs, *(contents.draft.graphs if contents.draft else ())]
+    with BundleWriter(path) as writer:
+        weights = _WeightTable(writer)
+        entries: dict[str, GraphEntry] = {}
+        serialised: dict[str, bytes] = {}
+        for part in parts:
+            entries[part.member] = _graph_entry(part)
+            with weights.externalised(part):
+                serialised[part.member] = ir.to_proto(part.model).SerializeToString(deterministic=True)
+        for member, data in serialised.items():
+            writer.add(member, data)
+        tokenizer_members = tuple(f"tokenizer/{name}" for name in sorted(contents.tokenizer))
+        for member in tokenizer_members:
+            writer.add(member, contents.tokenizer[member.removeprefix("tokenizer/")])
+        writer.add(KV_PLAN_NAME, dump_plan(contents.plan))
+        writer.add(DFLASH_CONFIG_NAME, dump_config(contents.config))
+        writer.add(CERTIFICATE_NAME, dump_certificate(contents.certificate))
+        writer.add(CARD_NAME, contents.card.encode())
+        verdict = contents.tokenizer_verdict
+        return writer.seal(
+            Manifest(
+                name=contents.name,
+                created_by=contents.created_by,
+                licences=contents.licences,
+                sources=contents.sources,
+                recipe=contents.recipe,
+                requires=_requires(tuple(entries.values())),
+                target=_model_entry(contents.target, entries),
+                draft=DraftEntry(
+                    kind=contents.draft_kind,
+                    model=_model_entry(contents.draft, entries) if contents.draft else None,
+                ),
+                tokenizer=TokenizerEntry(members=tokenizer_members, verdict=verdict.verdict, summary=verdict.summary),
+                weights=weights.entries(),
+            )
+        )
+
+
+@dataclass
+class _WeightTable:
+    """Writes tensors once and remembers who uses them."""
+
+    writer: BundleWriter
+    _rows: dict[str, tuple[Member, DType, tuple[int, ...]]] = field(default_factory=dict)
+    _users: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    @contextmanager
+    def externalised(self, part: GraphPart) -> Iterator[None]:
+        """Write the large initializers of a graph; inside the block they name their place in the bundle."""
+        kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
+        for name, value in part.model.graph.initializers.items():
+            tensor = value.const_value
+            if tensor is None or tensor.nbytes < INLINE_NBYTES:
+                continue
+            member = self.writer.add_weight(_buffer(tensor))
+            shape = tuple(int(size) for size in tensor.shape.numpy())
+            self._rows[member.name] = (member, _DTYPES[tensor.dtype], shape)
+            self._users[member.name].append(f"{part.member}:{name}")
+            kept.append((value, tensor))
+            value.const_value = ir.ExternalTensor(
+                STORED_LOCATION,
+                member.offset,
+                member.nbytes,
+                tensor.dtype,
+                shape=tensor.shape,
+                name=name,
+            )
+        try:
+            yield
+        finally:
+            for value, tensor in kept:
+                value.const_value = tensor
+
+    def entries(self) -> tuple[WeightEntry, ...]:
+        """One row a unique tensor, in file order."""
+        return tuple(
+            WeightEntry(
+                member=name,
+                dtype=dtype,
+                shape=shape,
+                nbytes=member.nbytes,
+                users=tuple(self._users[name]),
+            )
+            for name, (member, dtype, shape) in self._rows.items()
+        )
+
+
+def _buffer(tensor: ir.TensorProtocol) -> memoryview:
+    """The tensor's little-endian bytes, copied only when they are not contiguous in memory."""
+    return memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))
+
+
+def _model_entry(part: ModelPart, entries: dict[str, GraphEntry]) -> ModelEntry:
+    return ModelEntry(info=part.info, graphs=tuple(entries[graph.member] for graph in part.graphs))
+
+
+def _graph_entry(part: GraphPart) -> GraphEntry:
+    model = part.model
+    operators = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in model.graph)
+    return GraphEntry(
+        member=part.member,
+        backend=part.backend,
+        role=part.role,
+        ir_version=model.ir_version,
+        opsets={domain or "ai.onnx": version for domain, version in sorted(model.opset_imports.items())},
+        inputs=tuple(_spec(value) for value in model.graph.inputs),
+        outputs=tuple(_spec(value) for value in model.graph.outputs),
+        operators=dict(sorted(operators.items())),
+        functions=tuple(sorted(f"{domain}::{name}" for domain, name, _ in model.functions)),
+        n_parameters=sum(
+            int(value.const_value.size) for value in model.graph.initializers.values() if value.const_value is not None
+        ),
+        precision=part.precision,
+    )
+
+
+def _spec(value: ir.Value) -> TensorSpec:
+    axes = tuple(axis if isinstance(axis, int) else str(axis.value) for axis in value.shape or ())
+    assert value.name is not None
+    assert value.dtype is not None
+    return TensorSpec(name=value.name, dtype=_DTYPES[value.dtype], axes=axes)
+
+
+def _requires(entries: tuple[GraphEntry, ...]) -> Requires:
+    opsets: dict[str, int] = {}
+    for entry in entries:
+        for domain, version in entry.opsets.items():
+            opsets[domain] = max(version, opsets.get(domain, 0))
+    return Requires(
+        min_onnxruntime=MIN_ONNXRUNTIME,
+        ir_version=max(entry.ir_version for entry in entries),
+        opsets=dict(sorted(opsets.items())),
+    )
