@@ -114,9 +114,7 @@ def _attention(
     name = type(module).__name__
     _check_extras(name, module, attention_mask, others)
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
-    call = AttentionCall(
-        module, query, key, value, scale, attention_mask, float(softcap or 0.0), others.get("s_aux")
-    )
+    call = AttentionCall(module, query, key, value, scale, attention_mask, float(softcap or 0.0), others.get("s_aux"))
     return _handlers[-1].attention(call).transpose(1, 2).contiguous(), None
 
 
@@ -129,13 +127,9 @@ def _check_extras(name: str, module: Any, mask: Any, others: dict[str, Any]) -> 
     import torch
 
     if not isinstance(mask, CausalMask):
-        raise ModelError(
-            name, f"attention must use a causal mask that transformers builds, got {type(mask).__name__}"
-        )
+        raise ModelError(name, f"attention must use a causal mask that transformers builds, got {type(mask).__name__}")
     if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ModelError(name, "attention must be causal, this module declares itself bidirectional")
     unknown = [k for k, v in others.items() if isinstance(v, torch.Tensor) and k not in _KNOWN_TENSORS]
     if unknown:
-        raise ModelError(
-            name, f"attention takes a tensor that VerifyAttention has no input for: {unknown[0]}"
-        )
+        raise ModelError(name, f"attention takes a tensor that VerifyAttention has no input for: {unknown[0]}")

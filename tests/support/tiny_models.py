@@ -17,10 +17,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 TINY_VOCAB = 320
 BOS, EOS, PAD = 0, 1, 2
 SPECIAL_TOKENS = ("<s>", "</s>", "<pad>")
-MERGE_WORDS = """
-the and to of in is it that for was on are as with his they at be this from have or by one had not but what all
-were when we there can an your which their said if do will each about how up out them then she many some so
-""".split()
+MERGE_TEXT = """
+the and to of in is it that for was on are as with his they at be this from have or by one had not but what
+all were when we there can an your which their said if do will each about how up out them then she many some so
+"""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
@@ -137,16 +137,12 @@ def spread_weights(model: torch.nn.Module) -> None:
             parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
 
 
-def tiny_dir(
-    path: Path, family: str = "llama", *, seed: int = 0, tokenizer: bool = True, **overrides: Any
-) -> Path:
+def tiny_dir(path: Path, family: str = "llama", *, seed: int = 0, tokenizer: bool = True, **overrides: Any) -> Path:
     """Save a tiny model (safetensors, config, generation config, tokenizer) into `path`; returns `path`."""
     return save_dir(path, tiny_model(family, seed, **overrides), tokenizer=tokenizer)
 
 
-def tiny_llama_dir(
-    path: Path, *, n_layers: int = 2, vocab: int = TINY_VOCAB, seed: int = 0, **overrides: Any
-) -> Path:
+def tiny_llama_dir(path: Path, *, n_layers: int = 2, vocab: int = TINY_VOCAB, seed: int = 0, **overrides: Any) -> Path:
     """Save a tiny Llama with its tokenizer; two seeds give two models over the same tokenizer."""
     return tiny_dir(path, "llama", seed=seed, num_hidden_layers=n_layers, vocab_size=vocab, **overrides)
 
@@ -179,7 +175,7 @@ def tiny_tokenizer(vocab: int = TINY_VOCAB) -> Tokenizer:
 def _merges(ids: dict[str, int], vocab: int) -> list[tuple[str, str]]:
     """Merges that build common words from the left; adds new symbols to `ids` until `vocab` is reached."""
     merges: list[tuple[str, str]] = []
-    for word in MERGE_WORDS:
+    for word in MERGE_TEXT.split():
         text = "Ġ" + word
         for end in range(2, len(text) + 1):
             if text[:end] not in ids and len(ids) < vocab:
