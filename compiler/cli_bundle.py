@@ -54,10 +54,7 @@ def check_command(bundle: Bundle, as_json: AsJson = False, traceback: Traceback 
     if as_json:
         print_json(result)
     else:
-        rows = [
-            (name, "ok" if item["ok"] else "FAILED", item["detail"])
-            for name, item in result["checks"].items()
-        ]
+        rows = [(name, "ok" if item["ok"] else "FAILED", item["detail"]) for name, item in result["checks"].items()]
         print_table(str(bundle), ("check", "verdict", "detail"), rows)
     failed = [name for name, item in result["checks"].items() if not item["ok"]]
     if failed:
@@ -128,9 +125,7 @@ def set_command(
 
 
 def schema_command(
-    name: Annotated[
-        str | None, typer.Argument(help="manifest, kv_plan, dflash_config or certificate")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="manifest, kv_plan, dflash_config or certificate")] = None,
 ) -> None:
     """Print the JSON Schema of a member."""
     from dsc.bundle_schema.schemas import SCHEMAS, schema_text

@@ -21,9 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def compile_command(
-    target: Annotated[
-        Path | None, typer.Argument(help="HF directory or GGUF file of the target model")
-    ] = None,
+    target: Annotated[Path | None, typer.Argument(help="HF directory or GGUF file of the target model")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the bundle to write")] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file; flags override it")] = None,
     name: Annotated[str | None, typer.Option(help="name in the manifest")] = None,

@@ -86,6 +86,4 @@ def require_compile_packages() -> None:
     """
     missing = [name for name in COMPILE_PACKAGES if name != "triton" and not installed_version(name)]
     if missing:
-        raise HostError(
-            "dsc compile", f"needs {', '.join(missing)}", "pip install 'dsc-toolchain[cpu,compile]'"
-        )
+        raise HostError("dsc compile", f"needs {', '.join(missing)}", "pip install 'dsc-toolchain[cpu,compile]'")

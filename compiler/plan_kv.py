@@ -76,9 +76,7 @@ def plan_kv(
     return plan
 
 
-def _place_model(
-    owner: Owner, info: ModelInfo, rows: int, n_slots: int, offset: int
-) -> tuple[list[KvSlot], int]:
+def _place_model(owner: Owner, info: ModelInfo, rows: int, n_slots: int, offset: int) -> tuple[list[KvSlot], int]:
     slots = []
     for index, layer in enumerate(info.kv_layers):
         for role in ROLES:

@@ -32,9 +32,7 @@ def plan_report(
     target = manifest.target.info
     draft = manifest.draft.model.info if manifest.draft.model is not None else None
     if max_length is not None or n_slots is not None:
-        plan = plan_kv(
-            target, draft, max_length or plan.max_length, plan.rollback_slack, n_slots or plan.n_slots
-        )
+        plan = plan_kv(target, draft, max_length or plan.max_length, plan.rollback_slack, n_slots or plan.n_slots)
     report: dict[str, Any] = {
         "max_length": plan.max_length,
         "n_slots": plan.n_slots,
@@ -89,9 +87,7 @@ def draw_plan(plan: KvPlan, picture: Path) -> None:
         for slot in plan.slots:
             if slot.owner == zone.name:
                 box = (slot.offset / mib, 0.0)
-                axis.add_patch(
-                    Rectangle(box, slot.nbytes / mib, 1.0, facecolor=colours[slot.role], edgecolor="white")
-                )
+                axis.add_patch(Rectangle(box, slot.nbytes / mib, 1.0, facecolor=colours[slot.role], edgecolor="white"))
                 if slot.role == "k" and slot.layer % max(1, len(plan.slots) // 40) == 0:
                     axis.text(box[0], 1.05, str(slot.layer), fontsize=7)
         axis.axvline(zone.guard_offset / mib, color="crimson", linewidth=2)

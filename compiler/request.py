@@ -165,6 +165,4 @@ def build_request(options: dict[str, Any], where: str = "request") -> CompileReq
             f"{'.'.join(str(part) for part in problem['loc']) or 'request'}: {problem['msg']}"
             for problem in error.errors()
         )
-        raise RequestError(
-            where, problems, "see `dsc compile --help` and docs/reference/recipe.md"
-        ) from error
+        raise RequestError(where, problems, "see `dsc compile --help` and docs/reference/recipe.md") from error
