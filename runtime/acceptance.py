@@ -46,9 +46,7 @@ class AcceptanceModel:
             badly be tried again.
     """
 
-    def __init__(
-        self, first: float = 0.5, later: float = 0.8, weight: float = 4.0, memory: float = 40.0
-    ) -> None:
+    def __init__(self, first: float = 0.5, later: float = 0.8, weight: float = 4.0, memory: float = 40.0) -> None:
         self._first = _Share(first * weight, (1 - first) * weight)
         self._later = _Share(later * weight, (1 - later) * weight)
         self._keep = 1 - 1 / memory
@@ -103,9 +101,7 @@ class RoundCosts:
         return _extend(self.draft, window) if self.draft and window else 0.0
 
     @classmethod
-    def from_ms(
-        cls, verify_ms: Sequence[float], draft_ms: Sequence[float] = (), host_ms: float = 0.0
-    ) -> RoundCosts:
+    def from_ms(cls, verify_ms: Sequence[float], draft_ms: Sequence[float] = (), host_ms: float = 0.0) -> RoundCosts:
         """Costs from milliseconds of a target forward with 1, 2, ... rows, and of proposing 1, 2, ... tokens.
 
         Args:

@@ -36,9 +36,7 @@ class Verdict:
 class Verifier(Protocol):
     """Judges drafts by the target's logits so that the output has the target's own distribution."""
 
-    def verify(
-        self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float32]
-    ) -> Verdict:
+    def verify(self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float32]) -> Verdict:
         """`logits` [K + 1, V] of the rows, `drafts` of K tokens, `draws` [K + 1, 2] uniform."""
 
 
@@ -61,6 +59,7 @@ class Decoding:
         target: the target model; its cache has read all of `tokens` but the last, or less before the first
             round.
         max_tokens: most tokens that `tokens` may reach.
+        stop_ids: tokens after which nothing is wanted.
         speculator: None decodes plainly.
         hooks: applied to each block's logits in turn.
     """
@@ -71,6 +70,7 @@ class Decoding:
     verifier: Verifier
     draws: UniformDraws
     stats: GenerationStats
+    stop_ids: frozenset[int] = frozenset()
     speculator: Speculator | None = None
     hooks: tuple[LogitsHook, ...] = ()
     n_prompt: int = field(init=False)
@@ -96,8 +96,7 @@ def speculative_step(run: Decoding) -> list[int]:
     with _phase(run, "forward" if len(rows) == 1 else "prefill"):
         logits = run.target.forward([*rows, *drafts], len(drafts) + 1)  # [K + 1, V]
     with _phase(run, "verify"):
-        for hook in run.hooks:
-            hook(logits, run.tokens, drafts)
+        _edit_logits(run, logits, drafts)
         draws = run.draws.at(len(run.tokens), len(drafts) + 1)  # [K + 1, 2]
         verdict = run.verifier.verify(logits, drafts, draws)
     new = [*drafts[: verdict.accepted], verdict.next_token]
@@ -129,10 +128,20 @@ def truncate(run: Decoding, length: int) -> int:
 
 
 def _propose(run: Decoding) -> Draft:
-    """The round's drafts; none past the last token that the request may have."""
+    """The round's drafts; none past the last token that the request may have, and none after a stop token."""
     if run.speculator is None:
         return _NO_DRAFT
-    return run.speculator.propose(run.tokens, run.max_tokens - len(run.tokens) - 1)
+    draft = run.speculator.propose(run.tokens, run.max_tokens - len(run.tokens) - 1)
+    stops = [i for i, token in enumerate(draft.ids) if token in run.stop_ids]
+    return Draft(draft.ids[: stops[0] + 1], draft.reason) if stops else draft
+
+
+def _edit_logits(run: Decoding, logits: NDArray[np.float32], drafts: Sequence[int]) -> None:
+    """Let the hooks change the rows whose token may be wanted: not the one that would follow a stop token."""
+    if drafts and drafts[-1] in run.stop_ids:
+        logits, drafts = logits[:-1], drafts[:-1]
+    for hook in run.hooks:
+        hook(logits, run.tokens, drafts)
 
 
 def _observe(run: Decoding, draft: Draft, accepted: int) -> None:

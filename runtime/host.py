@@ -77,22 +77,16 @@ def create_session(graph: bytes, settings: SessionSettings, where: str, threads:
     """
     name = _PROVIDERS.get(settings.provider)
     if name is None:
-        raise RequestError(
-            "provider", f"one of {', '.join(_PROVIDERS)} is required, got {settings.provider!r}"
-        )
+        raise RequestError("provider", f"one of {', '.join(_PROVIDERS)} is required, got {settings.provider!r}")
     if name not in ort.get_available_providers():
-        raise HostError(
-            "provider", f"{name} is required, this onnxruntime has none", _hint(settings.provider)
-        )
+        raise HostError("provider", f"{name} is required, this onnxruntime has none", _hint(settings.provider))
     try:
         session = ort.InferenceSession(graph, _options(settings, threads), providers=[name])
     except Exception as error:  # onnxruntime's exception types have no common base but Exception
         raise HostError(where, f"onnxruntime {ort.__version__} refused the graph: {error}") from error
     # onnxruntime falls back to the CPU without an error when a provider's libraries are missing.
     if session.get_providers()[0] != name:
-        raise HostError(
-            "provider", f"{name} is required, it could not be started here", _hint(settings.provider)
-        )
+        raise HostError("provider", f"{name} is required, it could not be started here", _hint(settings.provider))
     return session
 
 
@@ -101,9 +95,7 @@ def _options(settings: SessionSettings, threads: int) -> ort.SessionOptions:
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", settings.weights_folder
-    )
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", settings.weights_folder)
     # Target, draft and tail take turns: a pool that spins while another session works takes its CPU away.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if settings.library is not None:

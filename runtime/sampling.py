@@ -106,26 +106,24 @@ class LogitsEditor:
     Args:
         params: the request's parameters.
         vocab_size: width of a row.
+        n_prompt: tokens of the sequence that are its prompt.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
+    def __init__(self, params: SamplingParams, vocab_size: int, n_prompt: int) -> None:
         self._params = params
+        self._n_prompt = n_prompt
         self._seen = np.zeros(vocab_size, bool)  # in prompt or output
         self._counts = np.zeros(vocab_size, np.int32)  # in the output
         self._known = 0
         bad = [token for token in params.logit_bias if token >= vocab_size]
         if bad:
-            raise RequestError(
-                "sampling.logit_bias", f"token ids below {vocab_size} are required, got {bad[0]}"
-            )
+            raise RequestError("sampling.logit_bias", f"token ids below {vocab_size} are required, got {bad[0]}")
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
 
-    def edit(
-        self, logits: NDArray[np.float32], tokens: Sequence[int], n_prompt: int, drafts: Sequence[int]
-    ) -> None:
+    def __call__(self, logits: NDArray[np.float32], tokens: Sequence[int], drafts: Sequence[int]) -> None:
         """Change `logits` [K + 1, V] in place; row i follows `tokens` and the first i of `drafts`."""
-        self._learn(tokens, n_prompt)
+        self._learn(tokens)
         seen, counts = self._seen, self._counts
         for i, row in enumerate(logits):
             if i == 1:
@@ -135,12 +133,12 @@ class LogitsEditor:
                 counts[drafts[i - 1]] += 1
             self._edit_row(row, np.flatnonzero(seen), np.flatnonzero(counts), counts)
 
-    def _learn(self, tokens: Sequence[int], n_prompt: int) -> None:
+    def _learn(self, tokens: Sequence[int]) -> None:
         if len(tokens) < self._known:
             self._seen[:], self._counts[:], self._known = False, 0, 0
         new = np.asarray(tokens[self._known :], np.int64)
         self._seen[new] = True
-        np.add.at(self._counts, new[max(n_prompt - self._known, 0) :], 1)
+        np.add.at(self._counts, new[max(self._n_prompt - self._known, 0) :], 1)
         self._known = len(tokens)
 
     def _edit_row(

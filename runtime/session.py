@@ -66,9 +66,7 @@ class ForwardSession:
     def _check_names(self) -> None:
         for name in self._declared:
             if name not in self._inputs and name not in self._pools:
-                raise BundleError(
-                    self.where, f"graph input {name!r} is neither a known input nor a planned pool"
-                )
+                raise BundleError(self.where, f"graph input {name!r} is neither a known input nor a planned pool")
 
     def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> NDArray[np.float32]:
         """Run `tokens` at positions past, past + 1, ... and return the logits of the last `n_logits` of them.
@@ -97,9 +95,7 @@ class ForwardSession:
         binding = self._bindings.get((n, n_logits))
         if binding is None:
             binding = self._bind(n, n_logits)
-            if (
-                n <= self._max_rows
-            ):  # prompts come in any length: keeping their bindings would grow without bound
+            if n <= self._max_rows:  # prompts come in any length: keeping their bindings would grow without bound
                 self._bindings[n, n_logits] = binding
         return binding
 

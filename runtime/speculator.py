@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig
+from dsc.bundle_schema.dflash_config import Proposer as ProposerTable
 from dsc.bundle_schema.errors import RequestError
 from dsc.runtime.acceptance import AcceptanceModel, RoundCosts, best_window
 from dsc.runtime.fallback import SpeculationAccount
@@ -91,8 +92,9 @@ class Speculator:
         if options.window is None and config.policy == "fixed" and not proposer.sizes_blocks:
             self._window = config.windows.default
         cap = self._window if self._window is not None else options.max_window or config.windows.max
-        table = config.proposers.get(proposer.kind)
-        self._cap = min(cap, table.max_window) if table and options.window is None else cap
+        table = config.proposers.get(proposer.kind, ProposerTable())
+        self._cap = min(cap, table.max_window) if options.window is None else cap
+        self._max_context = table.max_context
         fallback = config.fallback.enabled if options.fallback is None else options.fallback
         self._account = SpeculationAccount(config.fallback) if fallback else None
         self._acceptance: dict[str, AcceptanceModel] = {}
@@ -105,6 +107,8 @@ class Speculator:
         self._kind, self._cost = None, 1.0
         if min(self._cap, room) < 1:
             return Draft(reason="no room")
+        if len(tokens) > self._max_context:
+            return Draft(reason="context too long")
         kind = self._proposer.look(tokens)
         limit = min(self._cap, room, self._proposer.room(tokens))
         if kind is None or limit < 1:

@@ -1,0 +1,258 @@
+"""`SpeculativeModel`: a loaded bundle that generates."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock, get_ident
+from typing import Any, cast
+
+from dsc.bundle_schema.certificate import Certificate
+from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
+from dsc.bundle_schema.errors import GenerationError, RequestError
+from dsc.bundle_schema.manifest import Manifest
+from dsc.runtime.cached_model import CachedModel
+from dsc.runtime.conversation import Conversation
+from dsc.runtime.costs import costs_for
+from dsc.runtime.decode import Decoding, LogitsHook
+from dsc.runtime.host import SessionSettings
+from dsc.runtime.kv_arena import KvArena
+from dsc.runtime.output import Codec
+from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
+from dsc.runtime.request import (
+    GenerationResult,
+    Message,
+    Prompt,
+    Request,
+    check_prompt,
+    token_limit,
+)
+from dsc.runtime.sampling import LogitsEditor, SamplingParams, UniformDraws, sampling_params
+from dsc.runtime.speculator import SpeculationRequest, Speculator, speculation_options
+from dsc.runtime.stats import GenerationStats
+from dsc.runtime.stream import GenerationStream
+from dsc.runtime.verify import Verifiers
+
+# Acceptance to expect of a draft model before anything was seen: first position, later ones.
+_DRAFT_PRIORS = {"self": (0.9, 0.9)}
+_OTHER_DRAFT_PRIOR = (0.6, 0.75)
+
+
+@dataclass(frozen=True)
+class LoadedBundle:
+    """A bundle's facts and the parts that run it; made by `dsc.runtime.load.load`."""
+
+    manifest: Manifest
+    config: DflashConfig
+    certificate: Certificate
+    arena: KvArena
+    settings: SessionSettings
+    target: CachedModel
+    draft: CachedModel | None
+    draft_failure: str
+    verifiers: Verifiers
+    codec: Codec | None
+    max_length: int
+
+
+class SpeculativeModel:
+    """A target model, its draft and one cache, ready to generate.
+
+    One generation runs at a time; calls from other threads wait for it, and a stream holds the model until it ends or
+    is closed. `agenerate` and `astream` do the same without blocking the event loop.
+    """
+
+    def __init__(self, bundle: LoadedBundle) -> None:
+        self.bundle = bundle
+        self.max_length = bundle.max_length
+        self._lock = Lock()
+        self._holder: int | None = None
+        self._cached: list[int] = []
+        self._proposers = _proposers(bundle)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | dict[str, Any] | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
+        ignore_eos: bool = False,
+        speculation: SpeculationRequest = "auto",
+        processors: Sequence[LogitsHook] = (),
+    ) -> GenerationResult:
+        """Generate to the end.
+
+        Args:
+            prompt: text, token ids, or chat messages, which go through the bundle's template.
+            max_new_tokens: as many as fit when None.
+            sampling: greedy when None.
+            seed: of `sampling`, for short.
+            stop: texts that end the output.
+            stop_tokens: tokens that end it, besides the model's own.
+            ignore_eos: do not end at the model's own end tokens.
+            speculation: ``auto`` is what the bundle is configured for, ``off`` plain decoding; options otherwise.
+            processors: change the logits of each block before they are judged.
+
+        Raises:
+            RequestError: an argument is wrong.
+            GenerationError: the prompt does not fit, or the calling thread has an open stream of this model.
+        """
+        return self.stream(
+            prompt, max_new_tokens, sampling, seed, stop, stop_tokens, ignore_eos, speculation, processors
+        ).finish()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None = None,
+        sampling: SamplingParams | dict[str, Any] | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
+        ignore_eos: bool = False,
+        speculation: SpeculationRequest = "auto",
+        processors: Sequence[LogitsHook] = (),
+        reuse_cache: bool = False,
+    ) -> GenerationStream:
+        """Like `generate`, as an iterator of chunks; its `result` is there when it has ended.
+
+        Args:
+            reuse_cache: do not read again what the caches already hold of the prompt.
+        """
+        ids = check_prompt(self.encode(prompt), self.bundle.manifest.target.info.vocab_size, self.max_length)
+        stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stop_strings and self.bundle.codec is None:
+            raise RequestError("stop", "stop strings need a tokenizer, the bundle has none", "use stop_tokens")
+        eos = () if ignore_eos else self.bundle.manifest.target.info.eos_ids
+        request = Request(
+            ids=ids,
+            max_tokens=token_limit(len(ids), max_new_tokens, self.max_length),
+            sampling=sampling_params(sampling, seed),
+            stop_ids=frozenset((*eos, *stop_tokens)),
+            stop_strings=stop_strings,
+            speculation=speculation_options(speculation),
+            processors=tuple(processors),
+            reuse_cache=reuse_cache,
+        )
+        self._speculator(request, GenerationStats())  # refuse an unknown proposer before anything runs
+        return GenerationStream(self, request)
+
+    async def agenerate(self, prompt: Prompt, **options: Any) -> GenerationResult:
+        """`generate` in a thread of its own; takes the same arguments."""
+        return await asyncio.to_thread(self.generate, prompt, **options)
+
+    def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
+        """A chat that keeps its turns; what the cache holds of it is not read again."""
+        return Conversation(self, messages)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt: text, messages through the chat template, or ids as they are."""
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        if not isinstance(prompt, str) and not messages:
+            return [int(token) for token in cast("Sequence[int]", prompt)]
+        if self.bundle.codec is None:
+            raise RequestError("prompt", "text needs a tokenizer, the bundle has none", "give token ids")
+        return self.bundle.codec.encode(prompt) if isinstance(prompt, str) else self.bundle.codec.chat(messages)
+
+    def reset(self) -> None:
+        """Forget what the caches hold; the next generation starts as after loading."""
+        with self.exclusive():
+            self._rewind(0)
+            self._cached = []
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the model.
+
+        Raises:
+            GenerationError: this thread holds it already, by a stream that has not ended.
+        """
+        if self._holder == get_ident():
+            raise GenerationError("model", "this thread has an open stream", "end or close it first")
+        with self._lock:
+            self._holder = get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    def begin(self, request: Request, stats: GenerationStats) -> Decoding:
+        """A decoding over the caches; the caller holds the model."""
+        common = _common_prefix(self._cached, request.ids) if request.reuse_cache else 0
+        self._rewind(min(common, len(request.ids) - 1))
+        self._cached = tokens = list(request.ids)
+        sampling = request.sampling
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
+        self._describe(stats, request, None if sampling.greedy else seed)
+        hooks: tuple[LogitsHook, ...] = request.processors
+        if sampling.edits_logits:
+            hooks = (LogitsEditor(sampling, self.bundle.manifest.target.info.vocab_size, len(tokens)), *hooks)
+        return Decoding(
+            tokens=tokens,
+            target=self.bundle.target,
+            max_tokens=request.max_tokens,
+            verifier=self.bundle.verifiers.choose(sampling),
+            draws=UniformDraws(seed),
+            stats=stats,
+            stop_ids=request.stop_ids,
+            speculator=self._speculator(request, stats),
+            hooks=hooks,
+        )
+
+    def _rewind(self, length: int) -> None:
+        self.bundle.target.rewind(length)
+        for proposer in self._proposers.values():
+            proposer.rewind(length)
+
+    def _describe(self, stats: GenerationStats, request: Request, seed: int | None) -> None:
+        bundle = self.bundle
+        stats.provider = bundle.settings.provider
+        stats.kernels = "native" if bundle.settings.library else "ort"
+        stats.certificate = bundle.certificate.verdict
+        stats.seed = seed
+        stats.prompt_tokens = len(request.ids)
+        stats.cached_tokens = bundle.target.length
+
+    def _speculator(self, request: Request, stats: GenerationStats) -> Speculator | None:
+        """The request's speculation, or None with the reason in the statistics."""
+        options = request.speculation
+        if options is None:
+            stats.speculation_reason = "switched off by the request"
+            return None
+        wanted = options.proposer or self.bundle.manifest.draft.kind
+        proposer = self._proposers.get(wanted)
+        if proposer is None and options.proposer is None:
+            stats.speculation_reason = self.bundle.draft_failure or f"the bundle offers no draft of kind {wanted!r}"
+            return None
+        if proposer is None:
+            offered = ", ".join(self._proposers) or "none"
+            raise RequestError("speculation.proposer", f"one of {offered} is required, got {wanted!r}")
+        costs, stats.costs = costs_for(self.bundle.config, self.bundle.settings, proposer.kind)
+        stats.speculation = proposer.kind
+        return Speculator(proposer, costs, options, self.bundle.config)
+
+
+def _proposers(bundle: LoadedBundle) -> dict[str, Proposer]:
+    """The proposers that the bundle offers: prompt lookup, which needs nothing, and its draft model."""
+    table = bundle.config.proposers
+    proposers: dict[str, Proposer] = {}
+    lookup = table.get("ngram")
+    if lookup is None or lookup.enabled:
+        proposers["ngram"] = NgramProposer(lookup.min_match, lookup.max_match) if lookup else NgramProposer()
+    kind: ProposerKind = bundle.manifest.draft.kind
+    if bundle.draft is not None and (kind not in table or table[kind].enabled):
+        proposers[kind] = ModelProposer(kind, bundle.draft, _DRAFT_PRIORS.get(kind, _OTHER_DRAFT_PRIOR))
+    return proposers
+
+
+def _common_prefix(cached: Sequence[int], ids: Sequence[int]) -> int:
+    """How many leading tokens are equal."""
+    for index, (old, new) in enumerate(zip(cached, ids, strict=False)):
+        if old != new:
+            return index
+    return min(len(cached), len(ids))

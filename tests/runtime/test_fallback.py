@@ -1,0 +1,55 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsc.bundle_schema.dflash_config import Fallback
+from dsc.runtime.fallback import SpeculationAccount
+
+INT4 = [1.0, 1.4, 1.7, 2.05, 2.1, 2.35, 2.8, 3.0, 3.4]
+
+
+def run(account: SpeculationAccount, accept, n_tokens: int) -> tuple[float, int]:
+    """Cost of decoding `n_tokens`, and how many rounds drafted."""
+    tokens, cost, drafted = 0, 0.0, 0
+    while tokens < n_tokens:
+        window = account.admit(INT4)
+        accepted = min(accept(tokens), window)
+        account.settle(window, accepted, INT4[window])
+        tokens += accepted + 1
+        cost += INT4[window]
+        drafted += window > 0
+    return cost, drafted
+
+
+def test_unpredictable_text_costs_at_most_three_percent():
+    for n_tokens in (70, 128, 500, 3000):
+        cost, drafted = run(SpeculationAccount(Fallback()), lambda _: 0, n_tokens)
+        assert drafted > 0
+        assert cost <= 1.03 * n_tokens
+
+
+@given(st.integers(0, 2**32))
+def test_the_loss_is_bounded_on_any_text(seed):
+    accept = random.Random(seed)
+    cost, _ = run(SpeculationAccount(Fallback()), lambda _: accept.choice([0, 0, 0, 0, 1, 2, 8]), 400)
+    assert cost <= 400 * 1.03 + 8
+
+
+def test_predictable_text_is_never_held_back():
+    _, drafted = run(SpeculationAccount(Fallback()), lambda _: 8, 400)
+    assert drafted == -(-400 // 9) or drafted >= 400 // 9
+
+
+def test_speculation_comes_back_when_the_text_becomes_predictable():
+    account = SpeculationAccount(Fallback())
+    run(account, lambda _: 0, 300)
+    cost, _ = run(account, lambda _: 8, 600)
+    assert cost < 600 * 0.8
+
+
+def test_failed_probes_become_rarer():
+    account = SpeculationAccount(Fallback(cooldown_rounds=4, max_cooldown_rounds=64, max_overhead=0.3))
+    _, early = run(account, lambda _: 0, 200)
+    _, late = run(account, lambda _: 0, 200)
+    assert 0 < late < early

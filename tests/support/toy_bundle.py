@@ -1,0 +1,163 @@
+"""Whole `.dsmodel` files around hand-made graphs, so that every token and every acceptance is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+from scripted_lm import scripted_lm
+
+from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, dump_certificate
+from dsc.bundle_schema.container import STORED_LOCATION, BundleWriter
+from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, Proposer, dump_config
+from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, dump_plan
+from dsc.bundle_schema.manifest import DraftEntry, GraphEntry, Manifest, ModelEntry, Requires, TokenizerEntry
+from dsc.bundle_schema.model_info import KvLayer, ModelInfo
+from dsc.bundle_schema.tensors import DType, TensorSpec
+from dsc.compiler.plan_kv import plan_kv
+
+_DTYPES = {1: DType.FLOAT32, 6: DType.INT32, 7: DType.INT64, 9: DType.BOOL, 10: DType.FLOAT16}
+
+
+def toy_info(
+    vocab: int = 50,
+    max_length: int = 64,
+    eos_ids: tuple[int, ...] = (),
+    kv_layers: tuple[KvLayer, ...] = (KvLayer(n_kv_heads=1, head_dim=1),),
+) -> ModelInfo:
+    return ModelInfo(
+        architecture="ScriptedLM",
+        model_type="scripted",
+        vocab_size=vocab,
+        hidden_size=1,
+        n_layers=len(kv_layers),
+        n_heads=1,
+        max_length=max_length,
+        n_parameters=vocab * vocab,
+        kv_layers=kv_layers,
+        eos_ids=eos_ids,
+    )
+
+
+def toy_plan(max_length: int, draft_layers: int = 0, window: int | None = None) -> KvPlan:
+    """A plan of one target layer and perhaps draft layers; with `window` the target's rows are a ring."""
+    layer = KvLayer(n_kv_heads=1, head_dim=1, window=window)
+    draft = toy_info(max_length=max_length, kv_layers=(KvLayer(n_kv_heads=1, head_dim=1),) * max(draft_layers, 1))
+    plan = plan_kv(
+        toy_info(max_length=max_length, kv_layers=(layer,)),
+        draft if draft_layers else None,
+        max_length=max_length,
+        rollback_slack=9,
+    )
+    if window is None:
+        return plan
+    slots = tuple(slot.model_copy(update={"window": window}) for slot in plan.slots)
+    return plan.model_copy(update={"slots": slots})
+
+
+def externalise(model: onnx.ModelProto, writer: BundleWriter) -> bytes:
+    """Graph bytes whose larger initializers lie in the bundle."""
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.nbytes < 1024:
+            continue
+        member = writer.add_weight(np.ascontiguousarray(array).tobytes())
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", STORED_LOCATION), ("offset", member.offset), ("length", member.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+    return model.SerializeToString()
+
+
+def _specs(values) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            name=value.name,
+            dtype=_DTYPES[value.type.tensor_type.elem_type],
+            axes=tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim),
+        )
+        for value in values
+    )
+
+
+def _add_graph(writer: BundleWriter, member: str, role: str, model: onnx.ModelProto) -> GraphEntry:
+    writer.add(member, externalise(model, writer))
+    return GraphEntry(
+        member=member,
+        backend="cpu",
+        role=role,
+        ir_version=model.ir_version,
+        opsets={opset.domain: opset.version for opset in model.opset_import},
+        inputs=_specs(model.graph.input),
+        outputs=_specs(model.graph.output),
+    )
+
+
+def write_bundle(
+    path: Path,
+    target: onnx.ModelProto,
+    info: ModelInfo,
+    draft: onnx.ModelProto | None = None,
+    draft_info: ModelInfo | None = None,
+    draft_kind: Literal["model", "self", "ngram", "none"] = "ngram",
+    config: DflashConfig | None = None,
+    certificate: Certificate | None = None,
+    tokenizer: dict[str, bytes] | None = None,
+    min_onnxruntime: str = "1.20",
+) -> Path:
+    """Write a complete bundle."""
+    plan = plan_kv(info, draft_info, max_length=info.max_length, rollback_slack=17)
+    if config is None:
+        kinds = ["ngram", draft_kind] if draft is not None else [draft_kind]
+        config = DflashConfig(proposers={kind: Proposer() for kind in kinds if kind != "none"})
+    certificate = certificate or Certificate(verdict="pass", device="toy")
+    with BundleWriter(path) as writer:
+        graphs = [_add_graph(writer, "target/graph.onnx", "forward", target)]
+        draft_model = None
+        if draft is not None and draft_info is not None:
+            entry = _add_graph(writer, "draft/graph.onnx", "forward", draft)
+            draft_model = ModelEntry(info=draft_info, graphs=(entry,))
+        writer.add(KV_PLAN_NAME, dump_plan(plan))
+        writer.add(DFLASH_CONFIG_NAME, dump_config(config))
+        names = [writer.add(f"tokenizer/{name}", data).name for name, data in (tokenizer or {}).items()]
+        writer.add(CERTIFICATE_NAME, dump_certificate(certificate))
+        writer.seal(
+            Manifest(
+                name="toy",
+                created_by={"dsc": "0"},
+                requires=Requires(min_onnxruntime=min_onnxruntime, ir_version=10, opsets={"": 21}),
+                target=ModelEntry(info=info, graphs=tuple(graphs)),
+                draft=DraftEntry(kind=draft_kind, model=draft_model),
+                tokenizer=TokenizerEntry(members=tuple(names)),
+            )
+        )
+    return path
+
+
+def toy_bundle(
+    path: Path,
+    table: np.ndarray,
+    draft_table: np.ndarray | None = None,
+    draft_kind: Literal["model", "self", "ngram", "none"] = "ngram",
+    max_length: int = 64,
+    draft_max_length: int | None = None,
+    eos_ids: tuple[int, ...] = (),
+    history: bool = True,
+    **options,
+) -> Path:
+    """A bundle of scripted language models; see `scripted_lm`."""
+    vocab = table.shape[1]
+    info = toy_info(vocab, max_length, eos_ids)
+    if draft_table is None:
+        return write_bundle(path, scripted_lm(table, history), info, draft_kind=draft_kind, **options)
+    return write_bundle(
+        path,
+        scripted_lm(table, history),
+        info,
+        draft=scripted_lm(draft_table, history, position_ids=False),
+        draft_info=toy_info(vocab, draft_max_length or max_length),
+        draft_kind=draft_kind if draft_kind in ("model", "self") else "model",
+        **options,
+    )
