@@ -17,7 +17,7 @@
 #endif
 
 enum { LEVEL_SCALAR = 0, LEVEL_AVX2 = 2 };
-enum { BLOCK = 32, LANES = 8 };
+enum { BLOCK = 32 };
 
 /* Runs `body(argument, i)` for every i < count, in any order, perhaps at once. */
 typedef struct Pool {
@@ -34,7 +34,6 @@ typedef struct {
   const uint8_t *weight; /* [n, k / 32, 4 * bits] */
   const float *scales;   /* [n, k / 32] */
   const float *mins;     /* [n, k / 32] or NULL */
-  const float *bias;     /* [n] or NULL */
   float *y;
 } BlockMatMul;
 

@@ -1,7 +1,8 @@
 /* Block-quantised matrix product: 4- or 8-bit weights in blocks of 32 times activations quantised to int8 on the fly.
  *
- * A row's blocks are dealt to eight lanes; a lane adds scale * (integer dot product) block after block, and one fixed
- * tree adds the lanes.  Integer sums are exact, so only that order matters, and it holds for any tiling.
+ * Order of additions of one result, the same for every tiling: blocks come in whole groups of eight and a remainder of
+ * pairs.  Eight lanes add scale * (integer dot product) group after group, a fixed tree adds the lanes, and the
+ * remainder's two lanes (even blocks, odd blocks) come last.  The integer dot products are exact.
  */
 #include "dspark_cpu.h"
 
@@ -13,29 +14,45 @@
 #include <immintrin.h>
 #endif
 
-enum { GROUP = BLOCK * LANES, ROW_TILE = 4, COLUMN_TILE = 64, SERIAL_WORK = 1 << 16 };
+enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 4, COLUMN_TILE = 64, SERIAL_WORK = 1 << 15 };
 
-/* Activations in int8, with what a lane needs of each block.  4 bits: the elements of two neighbouring blocks are
- * parted into 32 even and 32 odd ones, as the nibbles of the weights are. */
+/* Activations in int8, and what every unit (a whole group of one weight row, or one remaining pair of blocks of four
+ * weight rows) multiplies its lanes by.  4 bits: the elements of a pair of blocks are parted into 32 even and 32 odd
+ * ones, as the nibbles of the weights are. */
 typedef struct {
-  int64_t groups;   /* of eight blocks, the last one padded with zeros */
-  int8_t *values;   /* [rows, groups * 256] */
-  float *scales;    /* [rows, groups * 8], in lane order */
-  float *sums;      /* [rows, groups * 8]: of the unquantised values, for the block minima */
-  int32_t *offsets; /* [rows, groups * 8]: 8 * (sum of the quantised values), 4 bits only */
+  int64_t whole, remaining; /* groups, pairs */
+  int64_t stride;           /* lanes of a row */
+  int8_t *values;           /* [rows, pairs * 64] */
+  float *scales;            /* [rows, stride] */
+  float *sums;              /* [rows, stride]: of the unquantised values, for the block minima */
+  int32_t *offsets;         /* [rows, stride]: 8 * (sum of the quantised values) */
   void *memory;
 } Activations;
 
 typedef struct {
   const BlockMatMul *op;
   Activations in;
+  int64_t blocks, pairs; /* of a row */
   int level;
 } Job;
 
-/* The lane of a block: two blocks share a vector of 4-bit weights, whose halves end up four lanes apart. */
-static int lane_of(int bits, int64_t block) {
-  int j = (int)(block % LANES);
-  return bits == 4 ? (j & 1) * 4 + (j >> 1) : j;
+/* Writes what the lanes of a block need: one lane of a whole group, or four of a remaining pair. */
+static void store_factors(const Job *job, int64_t row, int64_t block, float scale, float sum, int32_t total) {
+  const Activations *in = &job->in;
+  int four = job->op->bits == 4, odd = (int)(block & 1), inner = (int)(block % LANES);
+  int64_t group = block / LANES, at = row * in->stride + group * LANES;
+  int lane = four ? odd * 4 + (inner >> 1) : inner, step = 0, copies = 1;
+  if (group == in->whole) {
+    at += inner / 2 * LANES;
+    lane = four ? odd * 4 : odd;
+    step = four ? 1 : 2;
+    copies = 4;
+  }
+  for (int i = 0; i < copies; i++) {
+    in->scales[at + lane + i * step] = scale;
+    in->sums[at + lane + i * step] = sum;
+    in->offsets[at + lane + i * step] = 8 * total;
+  }
 }
 
 static float block_scale(float largest, float sum) {
@@ -46,65 +63,54 @@ static float block_inverse(float largest) {
   return largest > 1e-30f && largest < INFINITY ? 127.0f / largest : 0.0f;
 }
 
-static void store_block(const Job *job, int64_t row, int64_t block, const int8_t *q, float scale, float sum) {
-  const Activations *in = &job->in;
-  int64_t lane = row * in->groups * LANES + block / LANES * LANES + lane_of(job->op->bits, block);
-  int8_t *values = in->values + row * in->groups * GROUP;
-  int32_t total = 0;
-  for (int i = 0; i < BLOCK; i++) total += q[i];
-  if (job->op->bits == 4) {
-    int8_t *even = values + block / 2 * 64 + block % 2 * 16;
-    for (int i = 0; i < BLOCK; i++) even[(i & 1) * 32 + (i >> 1)] = q[i];
-  } else {
-    memcpy(values + block * BLOCK, q, BLOCK);
-  }
-  in->scales[lane] = scale;
-  in->sums[lane] = sum;
-  in->offsets[lane] = 8 * total;
-}
-
 static void quantise_row(const Job *job, int64_t row) {
   const float *x = job->op->x + row * job->op->k;
-  for (int64_t block = 0; block < job->op->k / BLOCK; block++, x += BLOCK) {
+  for (int64_t block = 0; block < job->blocks; block++, x += BLOCK) {
+    int8_t *out = job->in.values + (row * job->pairs + block / 2) * PAIR;
     float largest = 0, sum = 0;
-    int8_t q[BLOCK];
+    int32_t total = 0;
     for (int i = 0; i < BLOCK; i++) {
       largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
       sum += x[i];
     }
     float inverse = block_inverse(largest);
-    for (int i = 0; i < BLOCK; i++) q[i] = (int8_t)lrintf(x[i] * inverse);
-    store_block(job, row, block, q, block_scale(largest, sum), sum);
+    for (int i = 0; i < BLOCK; i++) {
+      int8_t q = (int8_t)lrintf(x[i] * inverse);
+      out[job->op->bits == 4 ? (i & 1) * BLOCK + block % 2 * 16 + (i >> 1) : block % 2 * BLOCK + i] = q;
+      total += q;
+    }
+    store_factors(job, row, block, block_scale(largest, sum), sum, total);
   }
 }
 
-static float add_lanes(const float *lane) {
-  float half[4];
-  for (int i = 0; i < 4; i++) half[i] = lane[i] + lane[i + 4];
-  return (half[0] + half[2]) + (half[1] + half[3]);
+static int32_t block_dot(const uint8_t *w, const int8_t *q, int bits, int odd) {
+  int32_t dot = 0;
+  for (int i = 0; i < BLOCK; i++)
+    dot += bits == 4 ? ((w[i / 2] >> (i & 1) * 4 & 15) - 8) * q[(i & 1) * BLOCK + odd * 16 + (i >> 1)]
+                     : (w[i] - 128) * q[odd * BLOCK + i];
+  return dot;
 }
 
-static void multiply_scalar(const Job *job, int64_t row, int64_t first, int64_t last) {
+static void multiply_scalar(const Job *job, int64_t row, int64_t n) {
   const BlockMatMul *op = job->op;
   const Activations *in = &job->in;
-  int64_t blocks = op->k / BLOCK, bytes = BLOCK / 8 * op->bits;
-  const int8_t *values = in->values + row * in->groups * GROUP;
-  for (int64_t n = first; n < last; n++) {
-    float lanes[LANES] = {0};
-    for (int64_t block = 0; block < blocks; block++) {
-      const uint8_t *w = op->weight + (n * blocks + block) * bytes;
-      int64_t lane = lane_of(op->bits, block), at = row * in->groups * LANES + block / LANES * LANES + lane;
-      int32_t dot = 0;
-      for (int i = 0; i < BLOCK; i++) {
-        int even = (int)(block / 2 * 64 + block % 2 * 16) + (i & 1) * 32 + (i >> 1);
-        dot += op->bits == 4 ? ((w[i / 2] >> (i & 1) * 4 & 15) - 8) * values[even]
-                             : (w[i] - 128) * values[block * BLOCK + i];
-      }
-      lanes[lane] += (float)dot * (op->scales[n * blocks + block] * in->scales[at]);
-      if (op->mins) lanes[lane] += op->mins[n * blocks + block] * in->sums[at];
+  float lanes[LANES] = {0}, rest[2] = {0};
+  for (int64_t block = 0; block < job->blocks; block++) {
+    int64_t at = n * job->blocks + block, inner = block % LANES, unit = block / LANES;
+    int four = op->bits == 4, odd = (int)(block & 1), lane = (int)(four ? odd * 4 + (inner >> 1) : inner);
+    float *sum = &lanes[inner];
+    if (unit == in->whole) {
+      unit += inner / 2;
+      lane = four ? odd * 4 : odd;
+      sum = &rest[odd];
     }
-    op->y[row * op->n + n] = add_lanes(lanes) + (op->bias ? op->bias[n] : 0.0f);
+    int64_t factor = row * in->stride + unit * LANES + lane;
+    const int8_t *q = in->values + (row * job->pairs + block / 2) * PAIR;
+    *sum += (float)block_dot(op->weight + at * 4 * op->bits, q, op->bits, odd) * (op->scales[at] * in->scales[factor]);
+    if (op->mins) *sum += op->mins[at] * in->sums[factor];
   }
+  float total = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  op->y[row * op->n + n] = total + (rest[0] + rest[1]);
 }
 
 #ifdef DSPARK_AVX2
@@ -112,58 +118,52 @@ static void multiply_scalar(const Job *job, int64_t row, int64_t first, int64_t 
 AVX2_CODE static void quantise_row_avx2(const Job *job, int64_t row) {
   const float *x = job->op->x + row * job->op->k;
   const __m256 sign = _mm256_set1_ps(-0.0f);
-  const __m256i whole = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), ones = _mm256_set1_epi16(1);
-  const __m256i parted = _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12,
-                                          14, 1, 3, 5, 7, 9, 11, 13, 15);
-  const Activations *in = &job->in;
-  int8_t *values = in->values + row * in->groups * GROUP;
-  for (int64_t block = 0; block < job->op->k / BLOCK; block++, x += BLOCK) {
+  const __m256i whole = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i parted = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  for (int64_t block = 0; block < job->blocks; block++, x += BLOCK) {
+    int8_t *out = job->in.values + (row * job->pairs + block / 2) * PAIR;
     __m256 v[4], large = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
+    __m256i q[4];
     for (int i = 0; i < 4; i++) {
       v[i] = _mm256_loadu_ps(x + 8 * i);
       large = _mm256_max_ps(large, _mm256_andnot_ps(sign, v[i]));
       sum = _mm256_add_ps(sum, v[i]);
     }
-    float lanes[LANES], total, largest = 0;
-    _mm256_storeu_ps(lanes, large);
-    for (int i = 0; i < LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
-    _mm256_storeu_ps(lanes, sum);
-    total = add_lanes(lanes);
+    __m128 top = _mm_max_ps(_mm256_castps256_ps128(large), _mm256_extractf128_ps(large, 1));
+    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+    float largest = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    float total = _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
     __m256 inverse = _mm256_set1_ps(block_inverse(largest));
-    __m256i q[4];
     for (int i = 0; i < 4; i++) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+    __m256i all = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+    __m128i count = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    count = _mm_add_epi32(count, _mm_unpackhi_epi64(count, count));
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, whole);
-    __m256i pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), ones);
-    int32_t parts[LANES], count = 0;
-    _mm256_storeu_si256((__m256i *)parts, pairs);
-    for (int i = 0; i < LANES; i++) count += parts[i];
-    int64_t lane = row * in->groups * LANES + block / LANES * LANES + lane_of(job->op->bits, block);
     if (job->op->bits == 4) {
-      int8_t *even = values + block / 2 * 64 + block % 2 * 16;
       bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(bytes, parted), 0xd8);
-      _mm_storeu_si128((__m128i *)even, _mm256_castsi256_si128(bytes));
-      _mm_storeu_si128((__m128i *)(even + 32), _mm256_extracti128_si256(bytes, 1));
+      _mm_storeu_si128((__m128i *)(out + block % 2 * 16), _mm256_castsi256_si128(bytes));
+      _mm_storeu_si128((__m128i *)(out + block % 2 * 16 + BLOCK), _mm256_extracti128_si256(bytes, 1));
     } else {
-      _mm256_storeu_si256((__m256i *)(values + block * BLOCK), bytes);
+      _mm256_storeu_si256((__m256i *)(out + block % 2 * BLOCK), bytes);
     }
-    in->scales[lane] = block_scale(largest, total);
-    in->sums[lane] = total;
-    in->offsets[lane] = 8 * count;
+    store_factors(job, row, block, block_scale(largest, total), total,
+                  _mm_cvtsi128_si32(count) + _mm_extract_epi32(count, 1));
   }
 }
 
-AVX2_INLINE float add_lanes_avx2(__m256 lane) {
-  __m128 half = _mm_add_ps(_mm256_castps256_ps128(lane), _mm256_extractf128_ps(lane, 1));
-  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-}
+/* Four pairs of blocks: of one weight row (a whole group), or one of each of up to four rows. */
+typedef struct {
+  const uint8_t *weight;
+  int64_t weight_step; /* bytes from pair to pair */
+  const int8_t *values;
+  int64_t value_step, row_step; /* bytes from pair to pair, from row to row */
+  int pairs, half;              /* half: only the first block of each pair is there */
+} Unit;
 
-AVX2_INLINE __m256i load_pair(const uint8_t *w, int half) {
-  return half ? _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)w)) : _mm256_loadu_si256((const __m256i *)w);
-}
-
-/* Adds two vectors of int16 dot products lane by lane after bringing equal blocks together: 64-bit units. */
+/* Adds 64-bit halves of two vectors of int16 sums: [a0 a1 | a2 a3], [b0 b1 | b2 b3] -> [a0+a1 b0+b1 | a2+a3 b2+b3]. */
 AVX2_INLINE __m256i join64(__m256i a, __m256i b) {
   return _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
@@ -174,20 +174,22 @@ AVX2_INLINE __m256i join32(__m256i a, __m256i b) {
                           _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
 }
 
-/* dots[r] = the integer dot products of up to eight blocks (`pairs` pairs, the last one perhaps half) in lane order.
- * 4 bits: unsigned nibbles, at most 15 * 127 * 16 = 30480 in an int16 lane. */
-AVX2_INLINE void dots4(const uint8_t *w, const int8_t *a, int64_t stride, int rows, int pairs, int half, __m256i *dots) {
-  const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  __m256i even[4], odd[4];
-  for (int p = 0; p < pairs; p++) {
-    __m256i both = load_pair(w + 32 * p, half && p == pairs - 1);
+/* dots[r] = dot products of unsigned nibbles, lanes: even blocks of the four pairs, then odd blocks.
+ * At most 16 * 15 * 127 = 30480 in an int16 lane. */
+AVX2_INLINE void dots4(Unit u, int rows, __m256i *dots) {
+  const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
+  __m256i even[PAIRS], odd[PAIRS];
+  for (int p = 0; p < u.pairs; p++) {
+    const uint8_t *w = u.weight + p * u.weight_step;
+    __m256i both = u.half ? _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)w))
+                          : _mm256_loadu_si256((const __m256i *)w);
     even[p] = _mm256_and_si256(both, mask);
     odd[p] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
   }
   for (int r = 0; r < rows; r++) {
-    __m256i v[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int p = 0; p < pairs; p++) {
-      const __m256i *q = (const __m256i *)(a + r * stride + 64 * p);
+    __m256i v[PAIRS] = {zero, zero, zero, zero};
+    for (int p = 0; p < u.pairs; p++) {
+      const __m256i *q = (const __m256i *)(u.values + r * u.row_step + p * u.value_step);
       v[p] = _mm256_add_epi16(_mm256_maddubs_epi16(even[p], _mm256_loadu_si256(q)),
                               _mm256_maddubs_epi16(odd[p], _mm256_loadu_si256(q + 1)));
     }
@@ -195,100 +197,137 @@ AVX2_INLINE void dots4(const uint8_t *w, const int8_t *a, int64_t stride, int ro
   }
 }
 
-/* 8 bits: |w| <= 128 unsigned times the activation under w's sign, at most 2 * 128 * 127 = 32512 in an int16 lane. */
-AVX2_INLINE void dots8(const uint8_t *w, const int8_t *a, int64_t stride, int rows, int pairs, int half, __m256i *dots) {
-  const __m256i zero = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
-  __m256i h[ROW_TILE][4];
-  for (int p = 0; p < 4; p++) {
+/* dots[r] = dot products of signed bytes, lanes: block after block.  |w| <= 128 unsigned times the activation under
+ * w's sign: at most 2 * 128 * 127 = 32512 in an int16 lane. */
+AVX2_INLINE void dots8(Unit u, int rows, __m256i *dots) {
+  const __m256i centre = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
+  __m256i h[ROW_TILE][PAIRS];
+  for (int p = 0; p < PAIRS; p++) {
     for (int r = 0; r < rows; r++) {
-      __m256i t[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-      for (int i = 0; i < 2; i++) {
-        if (p >= pairs || (half && p == pairs - 1 && i == 1)) continue;
-        __m256i b = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(w + 64 * p + 32 * i)), zero);
-        __m256i q = _mm256_loadu_si256((const __m256i *)(a + r * stride + 64 * p + 32 * i));
+      __m256i t[2] = {zero, zero};
+      for (int i = 0; i < 2 - u.half && p < u.pairs; i++) {
+        __m256i b = _mm256_loadu_si256((const __m256i *)(u.weight + p * u.weight_step + i * BLOCK));
+        __m256i q = _mm256_loadu_si256((const __m256i *)(u.values + r * u.row_step + p * u.value_step + i * BLOCK));
+        b = _mm256_xor_si256(b, centre);
         t[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(q, b)), ones);
       }
       h[r][p] = _mm256_hadd_epi32(t[0], t[1]);
     }
   }
   for (int r = 0; r < rows; r++) {
-    __m256i lower = _mm256_hadd_epi32(h[r][0], h[r][1]), upper = _mm256_hadd_epi32(h[r][2], h[r][3]);
-    dots[r] = _mm256_add_epi32(_mm256_permute2x128_si256(lower, upper, 0x20),
-                               _mm256_permute2x128_si256(lower, upper, 0x31));
+    __m256i low = _mm256_hadd_epi32(h[r][0], h[r][1]), high = _mm256_hadd_epi32(h[r][2], h[r][3]);
+    dots[r] = _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
   }
 }
 
-AVX2_INLINE __m256 load_lanes(const float *values, int bits, int count) {
-  const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7), index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  __m256 v = count == LANES ? _mm256_loadu_ps(values)
-                            : _mm256_maskload_ps(values, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), index));
-  return bits == 4 ? _mm256_permutevar8x32_ps(v, order) : v;
+/* Eight blocks' factors in lane order, from four pairs `step` floats apart. */
+AVX2_INLINE __m256 load_factors(const float *f, int64_t step, int bits, int pairs, int half) {
+  __m128 low = _mm_setzero_ps(), high = _mm_setzero_ps();
+  __m256 all;
+  if (pairs == PAIRS && step == 2) {
+    all = _mm256_loadu_ps(f);
+  } else {
+    float v[LANES] = {0};
+    for (int p = 0; p < pairs; p++)
+      for (int i = 0; i < 2 - half; i++) v[2 * p + i] = f[p * step + i];
+    low = _mm_setr_ps(v[0], v[1], v[2], v[3]);
+    high = _mm_setr_ps(v[4], v[5], v[6], v[7]);
+    all = _mm256_set_m128(high, low);
+  }
+  return bits == 4 ? _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)) : all;
 }
 
-/* One group of up to eight blocks of one weight row into the lanes of `rows` rows. */
-AVX2_INLINE void add_group(const Job *job, int64_t n, int64_t group, int64_t row, int rows, int bits, int count,
-                           __m256 *lanes) {
-  const BlockMatMul *op = job->op;
+/* Adds a unit to the lanes of `rows` rows.  `block` is its first weight block, `step` blocks lie between its pairs. */
+AVX2_INLINE void add_unit(const Job *job, Unit u, int64_t block, int64_t step, int64_t lane, int rows, int bits,
+                          int minima, __m256 *lanes) {
   const Activations *in = &job->in;
-  int64_t blocks = op->k / BLOCK, at = n * blocks + group * LANES, meta = in->groups * LANES;
-  const uint8_t *w = op->weight + at * (BLOCK / 8 * bits);
-  const int8_t *a = in->values + row * in->groups * GROUP + group * GROUP;
-  const float *scales = in->scales + row * meta + group * LANES, *sums = in->sums + row * meta + group * LANES;
-  const int32_t *offsets = in->offsets + row * meta + group * LANES;
   __m256i dots[ROW_TILE];
   if (bits == 4)
-    dots4(w, a, in->groups * GROUP, rows, (count + 1) / 2, count & 1, dots);
+    dots4(u, rows, dots);
   else
-    dots8(w, a, in->groups * GROUP, rows, (count + 1) / 2, count & 1, dots);
-  __m256 scale = load_lanes(op->scales + at, bits, count);
+    dots8(u, rows, dots);
+  __m256 scale = load_factors(job->op->scales + block, step, bits, u.pairs, u.half);
   for (int r = 0; r < rows; r++) {
-    if (bits == 4) dots[r] = _mm256_sub_epi32(dots[r], _mm256_loadu_si256((const __m256i *)(offsets + r * meta)));
-    __m256 factor = _mm256_mul_ps(scale, _mm256_loadu_ps(scales + r * meta));
+    int64_t at = lane + r * in->stride;
+    if (bits == 4) dots[r] = _mm256_sub_epi32(dots[r], _mm256_loadu_si256((const __m256i *)(in->offsets + at)));
+    __m256 factor = _mm256_mul_ps(scale, _mm256_loadu_ps(in->scales + at));
     lanes[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), factor, lanes[r]);
   }
-  if (!op->mins) return;
-  __m256 least = load_lanes(op->mins + at, bits, count);
-  for (int r = 0; r < rows; r++) lanes[r] = _mm256_fmadd_ps(least, _mm256_loadu_ps(sums + r * meta), lanes[r]);
+  if (!minima) return;
+  __m256 least = load_factors(job->op->mins + block, step, bits, u.pairs, u.half);
+  for (int r = 0; r < rows; r++)
+    lanes[r] = _mm256_fmadd_ps(least, _mm256_loadu_ps(in->sums + lane + r * in->stride), lanes[r]);
 }
 
-#define TAIL(count) \
-  case count: add_group(job, n, whole, row, rows, bits, count, lanes); break
+AVX2_INLINE __m128 add_lanes(const __m256 *lanes, int64_t step, __m256 rest, int bits) {
+  __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(lanes[0], lanes[step]), _mm256_hadd_ps(lanes[2 * step], lanes[3 * step]));
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+  __m256 pairs = _mm256_hadd_ps(rest, rest);
+  __m128 low = _mm256_castps256_ps128(bits == 4 ? rest : pairs), high = _mm256_extractf128_ps(bits == 4 ? rest : pairs, 1);
+  return _mm_add_ps(sum, bits == 4 ? _mm_add_ps(low, high) : _mm_movelh_ps(low, high));
+}
 
-AVX2_INLINE void multiply_rows(const Job *job, int64_t row, int rows, int bits, int64_t first, int64_t last) {
-  const BlockMatMul *op = job->op;
-  int64_t blocks = op->k / BLOCK, whole = blocks / LANES;
-  for (int64_t n = first; n < last; n++) {
-    __m256 lanes[ROW_TILE];
-    for (int r = 0; r < rows; r++) lanes[r] = _mm256_setzero_ps();
-    for (int64_t group = 0; group < whole; group++) add_group(job, n, group, row, rows, bits, LANES, lanes);
-    switch (blocks % LANES) {
-      TAIL(1); TAIL(2); TAIL(3); TAIL(4); TAIL(5); TAIL(6); TAIL(7);
+/* The results of `rows` rows by up to four columns. */
+AVX2_INLINE void multiply_tile(const Job *job, int64_t row, int64_t n, int rows, int columns, int bits, int minima) {
+  const Activations *in = &job->in;
+  const uint8_t *weight = job->op->weight + n * job->blocks * 4 * bits;
+  const int8_t *values = in->values + row * job->pairs * PAIR;
+  __m256 lanes[PAIRS][ROW_TILE], rest[ROW_TILE];
+  for (int c = 0; c < PAIRS; c++)
+    for (int r = 0; r < rows; r++) lanes[c][r] = rest[r] = _mm256_setzero_ps();
+  for (int c = 0; c < columns; c++) {
+    for (int64_t g = 0; g < in->whole; g++) {
+      int64_t block = c * job->blocks + g * LANES;
+      Unit u = {weight + block * 4 * bits, 8 * bits, values + g * PAIRS * PAIR, PAIR, job->pairs * PAIR, PAIRS, 0};
+      add_unit(job, u, n * job->blocks + block, 2, row * in->stride + g * LANES, rows, bits, minima, lanes[c]);
     }
-    for (int r = 0; r < rows; r++)
-      op->y[(row + r) * op->n + n] = add_lanes_avx2(lanes[r]) + (op->bias ? op->bias[n] : 0.0f);
+  }
+  for (int64_t p = 0; p < in->remaining; p++) {
+    int64_t block = in->whole * LANES + 2 * p, lane = row * in->stride + (in->whole + p) * LANES;
+    Unit u = {weight + block * 4 * bits, job->blocks * 4 * bits, values + block / 2 * PAIR, 0, job->pairs * PAIR,
+              columns, 0};
+    if (block + 1 < job->blocks) {
+      add_unit(job, u, n * job->blocks + block, job->blocks, lane, rows, bits, minima, rest);
+    } else {
+      u.half = 1;
+      add_unit(job, u, n * job->blocks + block, job->blocks, lane, rows, bits, minima, rest);
+    }
+  }
+  for (int r = 0; r < rows; r++) {
+    float four[PAIRS], *y = job->op->y + (row + r) * job->op->n + n;
+    __m128 sum = add_lanes(&lanes[0][r], ROW_TILE, rest[r], bits);
+    _mm_storeu_ps(columns == PAIRS ? y : four, sum);
+    for (int c = 0; c < columns && columns < PAIRS; c++) y[c] = four[c];
   }
 }
 
-#define ROWS(count) \
-  case count: multiply_rows(job, row, count, bits, first, last); break
+AVX2_INLINE void multiply_rows(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits, int minima) {
+  int64_t n = first;
+  for (; n + PAIRS <= last; n += PAIRS) multiply_tile(job, row, n, rows, PAIRS, bits, minima);
+  for (; n < last; n++) multiply_tile(job, row, n, rows, 1, bits, minima);
+}
 
-AVX2_INLINE void multiply_bits(const Job *job, int64_t row, int rows, int bits, int64_t first, int64_t last) {
+AVX2_INLINE void multiply_bits(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits, int minima) {
   switch (rows) {
-    ROWS(1); ROWS(2); ROWS(3); ROWS(4);
+    case 1: multiply_rows(job, row, first, last, 1, bits, minima); break;
+    case 2: multiply_rows(job, row, first, last, 2, bits, minima); break;
+    case 3: multiply_rows(job, row, first, last, 3, bits, minima); break;
+    default: multiply_rows(job, row, first, last, ROW_TILE, bits, minima);
   }
 }
 
-AVX2_CODE static void multiply_avx2(const Job *job, int64_t row, int rows, int64_t first, int64_t last) {
-  if (job->op->bits == 4)
-    multiply_bits(job, row, rows, 4, first, last);
-  else
-    multiply_bits(job, row, rows, 8, first, last);
+AVX2_CODE static void multiply_avx2(const Job *job, int64_t row, int64_t first, int64_t last, int rows) {
+  if (job->op->bits == 4 && job->op->mins) multiply_bits(job, row, first, last, rows, 4, 1);
+  else if (job->op->bits == 4) multiply_bits(job, row, first, last, rows, 4, 0);
+  else if (job->op->mins) multiply_bits(job, row, first, last, rows, 8, 1);
+  else multiply_bits(job, row, first, last, rows, 8, 0);
 }
 
 #else
 static void quantise_row_avx2(const Job *job, int64_t row) { quantise_row(job, row); }
-static void multiply_avx2(const Job *job, int64_t row, int rows, int64_t first, int64_t last) {
-  for (int r = 0; r < rows; r++) multiply_scalar(job, row + r, first, last);
+static void multiply_avx2(const Job *job, int64_t row, int64_t first, int64_t last, int rows) {
+  for (int r = 0; r < rows; r++)
+    for (int64_t n = first; n < last; n++) multiply_scalar(job, row + r, n);
 }
 #endif
 
@@ -306,22 +345,29 @@ static void multiply_item(void *argument, size_t tile) {
   if (last > job->op->n) last = job->op->n;
   for (int64_t row = 0; row < job->op->rows; row += ROW_TILE) {
     int rows = (int)(job->op->rows - row < ROW_TILE ? job->op->rows - row : ROW_TILE);
-    if (job->level == LEVEL_AVX2)
-      multiply_avx2(job, row, rows, first, last);
-    else
-      for (int r = 0; r < rows; r++) multiply_scalar(job, row + r, first, last);
+    if (job->level == LEVEL_AVX2) {
+      multiply_avx2(job, row, first, last, rows);
+      continue;
+    }
+    for (int r = 0; r < rows; r++)
+      for (int64_t n = first; n < last; n++) multiply_scalar(job, row + r, n);
   }
 }
 
-static int reserve(Activations *in, const BlockMatMul *op) {
-  in->groups = (op->k + GROUP - 1) / GROUP;
-  size_t blocks = (size_t)(op->rows * in->groups * LANES);
-  in->memory = calloc(blocks, BLOCK + 3 * sizeof(float)); /* the padding of the last group must be zero */
+static int reserve(Job *job) {
+  Activations *in = &job->in;
+  job->blocks = job->op->k / BLOCK;
+  job->pairs = (job->blocks + 1) / 2;
+  in->whole = job->blocks / LANES;
+  in->remaining = job->pairs - in->whole * PAIRS;
+  in->stride = (in->whole + in->remaining) * LANES;
+  size_t lanes = (size_t)(job->op->rows * in->stride), bytes = (size_t)(job->op->rows * job->pairs * PAIR);
+  in->memory = calloc(1, bytes + lanes * 3 * sizeof(float)); /* a missing second block of a pair must be zero */
   if (!in->memory) return -1;
   in->values = in->memory;
-  in->scales = (float *)(in->values + blocks * BLOCK);
-  in->sums = in->scales + blocks;
-  in->offsets = (int32_t *)(in->sums + blocks);
+  in->scales = (float *)(in->values + bytes);
+  in->sums = in->scales + lanes;
+  in->offsets = (int32_t *)(in->sums + lanes);
   return 0;
 }
 
@@ -334,14 +380,13 @@ int dspark_cpu_level(void) {
 
 int dspark_block_matmul(const BlockMatMul *op, int level, const Pool *pool) {
   Job job = {.op = op, .level = level};
-  if (op->rows == 0 || op->n == 0) return 0;
-  if (reserve(&job.in, op)) return -1;
-  size_t tiles = (size_t)((op->n + COLUMN_TILE - 1) / COLUMN_TILE);
+  if (op->rows == 0) return 0;
+  if (reserve(&job)) return -1;
   if (op->rows * op->k < SERIAL_WORK)
     for (int64_t row = 0; row < op->rows; row++) quantise_item(&job, (size_t)row);
   else
     pool->run(pool, quantise_item, (size_t)op->rows, &job);
-  pool->run(pool, multiply_item, tiles, &job);
+  pool->run(pool, multiply_item, (size_t)((op->n + COLUMN_TILE - 1) / COLUMN_TILE), &job);
   free(job.in.memory);
   return 0;
 }
