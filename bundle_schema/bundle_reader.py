@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, Self, cast
+from typing import BinaryIO, Final, NamedTuple, Self, cast
 
 from dsc.bundle_schema import bundle_errors as errors
 from dsc.bundle_schema import zip_layout
@@ -35,7 +35,6 @@ _LOCAL_SIGNATURE: Final = b"PK\x03\x04"
 _END_SIGNATURE: Final = b"PK\x05\x06"
 _END64_SIGNATURE: Final = b"PK\x06\x06"
 _LOCATOR64_SIGNATURE: Final = b"PK\x06\x07"
-_VERSIONS: Final = frozenset({20, 45})  # without and with ZIP64
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,15 @@ class OpenBundle:
                 progress(name, member.nbytes)
 
 
+class _Located(NamedTuple):
+    """A member as the ZIP directory has it; `offset` is the payload's."""
+
+    name: str
+    offset: int
+    nbytes: int
+    crc: int
+
+
 def open_bundle(path: Path | str) -> OpenBundle:
     """Map a bundle and check its structure and manifest; payloads are `OpenBundle.verify`'s business.
 
@@ -125,10 +133,10 @@ def open_bundle(path: Path | str) -> OpenBundle:
     mapped, identity = _map(path)
     where = str(path)
     try:
-        directory = _find_directory(mapped, where)
-        infos = _list_members(mapped, where)
-        _check_members(mapped, infos, directory[0], where)
-        manifest = _read_manifest(mapped, infos, where)
+        directory, n_members = _find_directory(mapped, where)
+        infos = _list_members(mapped, n_members, where)
+        located = _check_members(mapped, infos, directory, where)
+        manifest = _read_manifest(mapped, located, where)
     except BaseException:
         mapped.close()
         raise
@@ -154,7 +162,7 @@ def _map(path: Path | str) -> tuple[mmap.mmap, tuple[int, int, int, int]]:
 
 
 def _find_directory(data: mmap.mmap, where: str) -> tuple[int, int]:
-    """Offset and size of the ZIP directory, which must end where the end records start, at the file's end."""
+    """The ZIP directory's offset and number of members; it must end where the end records start."""
     if data[:4] != _LOCAL_SIGNATURE:
         raise errors.NotABundle(where, "a .dsmodel file (a ZIP file) is required, got other content")
     start = len(data) - _END.size
@@ -185,27 +193,38 @@ def _find_directory(data: mmap.mmap, where: str) -> tuple[int, int]:
     return offset, n_members
 
 
-def _list_members(data: mmap.mmap, where: str) -> list[zipfile.ZipInfo]:
+def _list_members(data: mmap.mmap, n_members: int, where: str) -> list[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(cast("BinaryIO", data)) as archive:  # a map reads and seeks like a file
-            return archive.infolist()
+            infos = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
         raise errors.HeaderMismatch(where, f"its ZIP directory cannot be read: {error}") from None
+    if len(infos) != n_members:
+        raise errors.HeaderMismatch(where, f"its end record announces {n_members} members, got {len(infos)}")
+    return infos
 
 
-def _check_members(data: mmap.mmap, infos: list[zipfile.ZipInfo], end: int, where: str) -> None:
+def _check_members(data: mmap.mmap, infos: list[zipfile.ZipInfo], directory: int, where: str) -> list[_Located]:
     """Every record is one that our writer makes, and the members fill the file without hole or overlap."""
     names: set[str] = set()
     folded: dict[str, str] = {}
-    position = 0
+    located: list[_Located] = []
+    position, record_start = 0, directory
     for info in infos:
         _check_name(info, names, folded, where)
-        _check_record(info, where)
-        position = _check_local(data, info, position, end, where)
-    if position != end:
-        raise errors.ExtraBytes(where, f"the directory must follow the last member at {position}, got {end}")
-    if MANIFEST_NAME not in names or infos[-1].filename != MANIFEST_NAME:
+        _check_kind(info, where)
+        payload, twin = _check_local(data, info, position, directory, where)
+        record = zip_layout.directory_record(twin)
+        if record != data[record_start : record_start + len(record)]:
+            raise errors.HeaderMismatch(where, f"{info.filename} has a directory record that no bundle writer makes")
+        record_start += len(record)
+        position = payload + info.file_size
+        located.append(_Located(info.filename, payload, info.file_size, info.CRC))
+    if position != directory:
+        raise errors.ExtraBytes(where, f"the directory must follow the last member at {position}, got {directory}")
+    if not located or located[-1].name != MANIFEST_NAME:
         raise errors.MissingMember(where, f"{MANIFEST_NAME} is required as the last member")
+    return located
 
 
 def _check_name(info: zipfile.ZipInfo, names: set[str], folded: dict[str, str], where: str) -> None:
@@ -219,7 +238,7 @@ def _check_name(info: zipfile.ZipInfo, names: set[str], folded: dict[str, str], 
     names.add(name)
 
 
-def _check_record(info: zipfile.ZipInfo, where: str) -> None:
+def _check_kind(info: zipfile.ZipInfo, where: str) -> None:
     name = info.filename
     if info.flag_bits & 1:
         raise errors.EncryptedMember(where, f"{name} is encrypted")
@@ -228,15 +247,18 @@ def _check_record(info: zipfile.ZipInfo, where: str) -> None:
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind != stat.S_IFREG:
         raise errors.SpecialMember(where, f"{name} must be a plain file, has type {oct(kind)}")
-    fixed = (info.flag_bits, info.date_time, info.external_attr, info.internal_attr, info.volume, info.comment)
-    expected = (0, zip_layout.TIMESTAMP, zip_layout.FILE_ATTRIBUTES, 0, 0, b"")
-    versions = {info.create_version, info.extract_version}
-    if fixed != expected or info.compress_size != info.file_size or not versions <= _VERSIONS:
-        raise errors.HeaderMismatch(where, f"{name} has a record that no bundle writer makes")
+    if info.compress_size != info.file_size:
+        raise errors.HeaderMismatch(where, f"{name} has two sizes, {info.compress_size} and {info.file_size}")
 
 
-def _check_local(data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int, where: str) -> int:
-    """Compare the local header with the record; returns where the member ends."""
+def _check_local(
+    data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int, where: str
+) -> tuple[int, zipfile.ZipInfo]:
+    """Compare the local header with the one that the writer makes of the directory's facts.
+
+    Returns:
+        The payload's offset, and the record of which header and directory record are made.
+    """
     name = info.filename
     if info.header_offset != position:
         kind = errors.OverlappingMembers if info.header_offset < position else errors.ExtraBytes
@@ -255,38 +277,32 @@ def _check_local(data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int
     zip64 = packed == 0xFFFFFFFF
     twin = zip_layout.member_info(name, position, info.file_size, zip64)
     twin.CRC = info.CRC
-    try:
-        same = twin.FileHeader(zip64) == data[position:payload]
-    except zipfile.LargeZipFile:
-        same = False
-    if not same:
+    too_large = info.file_size > zipfile.ZIP64_LIMIT and not zip64
+    if too_large or twin.FileHeader(zip64) != data[position:payload]:
         raise errors.HeaderMismatch(where, f"the local header of {name} contradicts the directory")
-    # The reader of a ZIP file skips the local header by its own lengths, so the payload's place is exact.
-    info.extra = b""
-    info.header_offset = payload
-    return payload + info.file_size
+    return payload, twin
 
 
-def _read_manifest(data: mmap.mmap, infos: list[zipfile.ZipInfo], where: str) -> Manifest:
+def _read_manifest(data: mmap.mmap, located: list[_Located], where: str) -> Manifest:
     """Parse the manifest and compare its table with the directory, row by row."""
-    last = infos[-1]
-    if last.file_size > MAX_JSON_NBYTES:
+    last = located[-1]
+    if last.nbytes > MAX_JSON_NBYTES:
         raise errors.OversizedJson(
-            where, f"{MANIFEST_NAME} of at most {MAX_JSON_NBYTES} bytes is allowed, got {last.file_size}"
+            where, f"{MANIFEST_NAME} of at most {MAX_JSON_NBYTES} bytes is allowed, got {last.nbytes}"
         )
-    text = data[last.header_offset : last.header_offset + last.file_size]
-    if zlib.crc32(text) != last.CRC:
+    text = data[last.offset : last.offset + last.nbytes]
+    if zlib.crc32(text) != last.crc:
         raise errors.ChecksumMismatch(where, f"{MANIFEST_NAME} is damaged", "compile or download it again")
     manifest = parse_manifest(text, f"{where}: {MANIFEST_NAME}")
     table = {member.name: member for member in manifest.members}
-    for info in infos[:-1]:
-        member = table.pop(info.filename, None)
+    for found in located[:-1]:
+        member = table.pop(found.name, None)
         if member is None:
-            raise errors.UnlistedMember(where, f"{info.filename} is not in the manifest")
-        if (member.offset, member.nbytes) != (info.header_offset, info.file_size):
+            raise errors.UnlistedMember(where, f"{found.name} is not in the manifest")
+        if (member.offset, member.nbytes) != (found.offset, found.nbytes):
             raise errors.MemberMismatch(
                 where,
-                f"{member.name} is {info.file_size} bytes at {info.header_offset}, "
+                f"{member.name} is {found.nbytes} bytes at {found.offset}, "
                 f"the manifest says {member.nbytes} at {member.offset}",
             )
     if table:

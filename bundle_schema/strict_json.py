@@ -25,6 +25,7 @@ MAX_JSON_NBYTES: Final = 8 * 2**20
 MAX_JSON_VALUES: Final = 2**17
 """With the parser's cost of at most some 250 bytes a value this keeps a hostile member under 64 MiB."""
 
+_MAX_ERRORS: Final = 1000
 _Model = TypeVar("_Model", bound=BaseModel)
 _HEADER_KEYS = frozenset({"schema_version", "created_by", "dsc"})
 
@@ -55,6 +56,8 @@ def parse_strict(
     try:
         return model.model_validate_json(data, extra="ignore" if newer else None)
     except ValidationError as error:
+        if error.error_count() > _MAX_ERRORS:  # listing them would cost more than the member
+            raise field_error(where, f"{error.error_count()} fields are wrong") from None
         first = error.errors(include_url=False, include_context=False)[0]
         if first["type"] == "json_invalid":
             raise MalformedJson(where, first["msg"]) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import prod
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -45,7 +46,7 @@ class TensorSpec(BaseModel):
 
     name: str
     dtype: DType
-    axes: tuple[int | str, ...]
+    axes: tuple[Annotated[int, Field(ge=0, le=2**40)] | str, ...]
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """The concrete shape when every symbol has a size.

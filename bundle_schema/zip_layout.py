@@ -21,10 +21,14 @@ ZIP64_FROM: Final = 2**30
 """Members larger than this get ZIP64 headers; below the stdlib's own limit, so that it never decides."""
 
 TIMESTAMP: Final = (1980, 1, 1, 0, 0, 0)
+_DATE: Final = (1 << 5) | 1
 FILE_ATTRIBUTES: Final = 0o100644 << 16
 LOCATION_NBYTES: Final = 256
 LOCAL_HEADER: Final = struct.Struct("<4s5H3L2H")
 
+_DIRECTORY_RECORD: Final = struct.Struct("<4s4B4H3L5H2L")
+_DIRECTORY_SIGNATURE: Final = b"PK\x01\x02"
+_MASK32: Final = 0xFFFFFFFF
 _UNIX: Final = 3
 _PADDING_FIELD: Final = 0xD935  # the id that zipalign uses for padding; readers skip unknown fields anyway
 _PADDING_HEADER: Final = struct.Struct("<HHH")
@@ -85,3 +89,23 @@ def member_info(name: str, header_offset: int, nbytes: int, zip64: bool) -> zipf
     n_zeros = -(header_offset + head) % alignment
     info.extra = _PADDING_HEADER.pack(_PADDING_FIELD, 2 + n_zeros, alignment) + bytes(n_zeros)
     return info
+
+
+def directory_record(info: zipfile.ZipInfo) -> bytes:
+    """The record of a member in the ZIP directory, as the standard library writes it.
+
+    Args:
+        info: a result of `member_info` whose checksum is set and whose local header was made.
+    """
+    limit = zipfile.ZIP64_LIMIT
+    large = [info.file_size, info.compress_size] if info.file_size > limit else []
+    far = [info.header_offset] if info.header_offset > limit else []
+    values = large + far
+    extra = struct.pack(f"<HH{len(values)}Q", 1, 8 * len(values), *values) if values else b""
+    version = 45 if values else info.extract_version
+    nbytes = _MASK32 if large else info.file_size
+    offset = _MASK32 if far else info.header_offset
+    name = info.filename.encode()
+    head = (version, _UNIX, version, 0, 0, zipfile.ZIP_STORED, 0, _DATE, info.CRC, nbytes, nbytes)
+    tail = (len(name), len(extra), 0, 0, 0, info.external_attr, offset)
+    return _DIRECTORY_RECORD.pack(_DIRECTORY_SIGNATURE, *head, *tail) + name + extra
