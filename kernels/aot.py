@@ -1,0 +1,278 @@
+"""Ahead-of-time compilation of Triton kernels for named GPUs on a machine that has none.
+
+Same variant, architecture and tool versions give the same bytes in any folder and process: line information
+is off (it holds paths), floating-point fusion is pinned, and every build uses a fresh Triton cache.
+Finished kernels are kept in a cache directory keyed by the content of the kernel's source, its
+configuration and the tools.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from dsc.bundle_schema.errors import HostError, KernelError
+from dsc.kernels import sass
+from dsc.kernels.gpu_targets import Architecture, architectures
+from dsc.kernels.kernel_variant import KernelVariant
+from dsc.kernels.launch_record import KernelArg, LaunchRecord
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel as TritonKernel
+
+SUPPORTED_TRITON = "3.8."
+# PTX 8.0 is what CUDA 12.0 drivers translate; nothing newer is needed for compute_80.
+_FALLBACK_PTX = 80
+_PTX_TO_CUDA = {"8.0": 12000, "8.8": 12090}
+_TENSOR_OPCODES = ("HMMA", "IMMA", "HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "LDL", "STL")
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One built variant: how to launch it and its code (cubin, PTX text or AMD code object)."""
+
+    record: LaunchRecord
+    code: bytes
+
+
+def compiler_version() -> str:
+    """The installed Triton version.
+
+    Raises:
+        HostError: Triton is missing or is a version whose output was never checked.
+    """
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        raise HostError("triton", "is not installed", "pip install 'dsc-toolchain[compile]'") from None
+    if not version.startswith(SUPPORTED_TRITON):
+        raise HostError(
+            "triton",
+            f"version {SUPPORTED_TRITON}* is required, {version} is installed",
+            "pip install 'triton==3.8.*'",
+        )
+    return version
+
+
+def content_key(variant: KernelVariant, arch: Architecture) -> str:
+    """The cache key: source text, configuration, architecture and tool versions, as hex sha256."""
+    spec = importlib.util.find_spec(f"dsc.kernels.{variant.module}")
+    if spec is None or spec.origin is None:
+        raise KernelError(variant.name, f"its module dsc.kernels.{variant.module} does not exist")
+    parts = {
+        "source": hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest(),
+        "variant": variant.described(),
+        "arch": arch.name,
+        "triton": compiler_version(),
+        "format": 1,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def compile_kernel(variant: KernelVariant, arch: Architecture) -> CompiledKernel:
+    """Compile one variant for one architecture; needs no GPU, driver or CUDA toolkit.
+
+    Raises:
+        KernelError: Triton refuses the kernel; the message holds the compiler's own.
+        HostError: Triton is missing, has another version or is in interpreter mode.
+    """
+    version = compiler_version()
+    built = _build(variant, arch)
+    code = built.asm[arch.image]
+    data = code.encode() if isinstance(code, str) else bytes(code)
+    return CompiledKernel(record=_record(variant, arch, built, data, version), code=data)
+
+
+def _build(variant: KernelVariant, arch: Architecture) -> TritonKernel:
+    """Run Triton with everything that could leak the environment switched off."""
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.errors import TritonError
+
+    if knobs.runtime.interpret:
+        raise HostError("TRITON_INTERPRET", "is set: kernels cannot be compiled in interpreter mode", "unset it")
+    kernel = getattr(importlib.import_module(f"dsc.kernels.{variant.module}"), variant.function)
+    names = kernel.arg_names
+    types = dict(variant.signature)
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible_by_16},
+    )
+    options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options["enable_fp_fusion"] = True
+    if arch.image == "ptx":
+        options["ptx_version"] = _FALLBACK_PTX
+    target = GPUTarget(arch.backend, arch.triton_arch, arch.warp_size)
+    with (
+        tempfile.TemporaryDirectory(prefix="dsc-triton-") as scratch,
+        knobs.compilation.scope(),
+        knobs.cache.scope(),
+    ):
+        knobs.compilation.disable_line_info = True
+        knobs.cache.dir = scratch
+        try:
+            return triton.compile(source, target=target, options=options)
+        except (TritonError, RuntimeError) as error:
+            raise KernelError(variant.name, f"does not compile for {arch.name}: {error}") from error
+
+
+def _record(variant: KernelVariant, arch: Architecture, built: TritonKernel, code: bytes, version: str) -> LaunchRecord:
+    """The launch record of a finished kernel."""
+    meta = built.metadata
+    usage, counts = None, {}
+    if arch.image == "cubin":
+        usage = sass.resources(code)
+        counts = {name: n for name, n in sass.opcodes(code).items() if name in _TENSOR_OPCODES}
+    elif arch.image == "ptx":
+        counts = sass.ptx_opcodes(code.decode())
+    else:
+        counts = sass.amd_opcodes(built.asm["amdgcn"])
+    ptx_version, assembler, driver = _tool_versions(arch, built)
+    return LaunchRecord(
+        kernel=variant.kernel,
+        variant=variant.name,
+        arch=arch.name,
+        image=arch.image,
+        entry=meta.name,
+        args=tuple(KernelArg(name=name, type=kind) for name, kind in variant.signature),
+        constants=dict(sorted(variant.constants.items())),
+        divisible_by_16=variant.divisible_by_16,
+        grid=variant.grid,
+        equals=variant.equals,
+        at_most=variant.at_most,
+        num_warps=meta.num_warps,
+        num_ctas=meta.num_ctas,
+        num_stages=meta.num_stages,
+        warp_size=arch.warp_size,
+        shared=meta.shared,
+        tmem_size=getattr(meta, "tmem_size", None) or 0,
+        global_scratch_size=getattr(meta, "global_scratch_size", 0),
+        global_scratch_align=getattr(meta, "global_scratch_align", 1),
+        profile_scratch_size=getattr(meta, "profile_scratch_size", 0),
+        profile_scratch_align=getattr(meta, "profile_scratch_align", 1),
+        cooperative=bool(meta.launch_cooperative_grid),
+        programmatic_launch=bool(getattr(meta, "launch_pdl", False)),
+        resources=usage,
+        opcodes=counts,
+        sha256=hashlib.sha256(code).hexdigest(),
+        triton_version=version,
+        assembler_version=assembler,
+        ptx_version=ptx_version,
+        minimum_driver=driver,
+        line_info=False,
+        fp_fusion=True,
+    )
+
+
+def _tool_versions(arch: Architecture, built: TritonKernel) -> tuple[str, str, int]:
+    """(PTX version, assembler version, least CUDA version of the driver); empty and 0 for AMD.
+
+    Drivers take a cubin made by any assembler of their own major version; PTX they must themselves
+    understand.
+    """
+    if arch.backend != "cuda":
+        return "", "", 0
+    found = re.search(r"^\.version (\d+\.\d+)", built.asm["ptx"], re.M)
+    ptx_version = found.group(1) if found else ""
+    if arch.image == "ptx":
+        return ptx_version, "", _PTX_TO_CUDA[ptx_version]
+    capability = arch.capability or (0, 0)
+    assembler = sass.ptxas_version("ptxas-blackwell" if capability[0] >= 10 else "ptxas")
+    return ptx_version, assembler, int(assembler.split(".")[0]) * 1000
+
+
+def _load(folder: Path) -> CompiledKernel | None:
+    """A kernel from the cache, or None when it is absent or damaged."""
+    try:
+        record = LaunchRecord.model_validate_json((folder / "record.json").read_bytes())
+        code = (folder / "code").read_bytes()
+    except (FileNotFoundError, ValidationError):
+        return None
+    return CompiledKernel(record, code) if hashlib.sha256(code).hexdigest() == record.sha256 else None
+
+
+def _store(folder: Path, kernel: CompiledKernel) -> None:
+    """Put a kernel into the cache; the folder appears whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
+        made = Path(scratch) / "kernel"
+        made.mkdir()
+        (made / "code").write_bytes(kernel.code)
+        (made / "record.json").write_text(kernel.record.model_dump_json(indent=1))
+        try:
+            os.rename(made, folder)
+        except OSError:
+            # Another process put it there first, or a damaged entry lies there: replace the files in place.
+            for name in ("code", "record.json"):
+                os.replace(made / name, folder / name)
+
+
+def _compile_named(job: tuple[KernelVariant, str]) -> CompiledKernel:
+    """One job of the process pool."""
+    variant, name = job
+    return compile_kernel(variant, architectures((name,))[0])
+
+
+def default_cache() -> Path:
+    """The per-user directory of compiled kernels."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "dsc" / "kernels"
+
+
+def compile_kernels(
+    variants: Iterable[KernelVariant],
+    arch_names: str | tuple[str, ...],
+    *,
+    cache: Path | None = None,
+    workers: int = 2,
+) -> list[CompiledKernel]:
+    """Compile every variant for every architecture, in parallel and from the cache where possible.
+
+    Args:
+        variants: what to compile.
+        arch_names: architectures, comma-separated or as a tuple.
+        cache: directory of finished kernels; None compiles everything.
+        workers: number of processes; 1 compiles in this one.
+
+    Returns:
+        The kernels, ordered by architecture as given, then by variant.
+
+    Raises:
+        KernelError: an architecture is unknown (checked first) or a kernel does not compile.
+        HostError: Triton is missing or has another version.
+    """
+    targets = architectures(arch_names)
+    jobs = [(variant, target) for target in targets for variant in variants]
+    compiler_version()
+    folders = [cache / content_key(*job) if cache else None for job in jobs]
+    done = {i: found for i, folder in enumerate(folders) if folder and (found := _load(folder))}
+    missing = [i for i in range(len(jobs)) if i not in done]
+    todo = [(jobs[i][0], jobs[i][1].name) for i in missing]
+    if workers > 1 and len(todo) > 1:
+        with ProcessPoolExecutor(min(workers, len(todo)), mp_context=get_context("spawn")) as pool:
+            built = list(pool.map(_compile_named, todo))
+    else:
+        built = [_compile_named(job) for job in todo]
+    for i, kernel in zip(missing, built, strict=True):
+        done[i] = kernel
+        folder = folders[i]
+        if folder:
+            _store(folder, kernel)
+    return [done[i] for i in range(len(jobs))]

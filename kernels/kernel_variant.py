@@ -1,0 +1,52 @@
+"""A Triton kernel with everything that compiling it without a device requires."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dsc.kernels.launch_record import GridFactor
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """One declared configuration of one kernel.
+
+    Attributes:
+        kernel: the public name of the kernel, e.g. ``dspark_verify_head_tiled``.
+        name: unique name of the variant; the name of its members in a bundle.
+        module: the module of ``dsc.kernels`` that holds the Triton function (loaded by name).
+        function: the Triton function.
+        signature: (argument, Triton type) of every run-time argument, in order.
+        constants: compile-time constants by argument name.
+        divisible_by_16: arguments whose address or value is promised to be a multiple of 16.
+        grid: three dimensions, each a product of ceil(axis / per).
+        equals: axis or type -> the only value served.
+        at_most: axis -> the largest size served.
+        uses_tensor_cores: whether the code must contain matrix instructions.
+    """
+
+    kernel: str
+    name: str
+    module: str
+    function: str
+    signature: tuple[tuple[str, str], ...]
+    constants: dict[str, int | float | bool | str]
+    divisible_by_16: tuple[str, ...]
+    grid: tuple[tuple[GridFactor, ...], tuple[GridFactor, ...], tuple[GridFactor, ...]]
+    equals: dict[str, int | str] = field(default_factory=dict)
+    at_most: dict[str, int] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 2
+    uses_tensor_cores: bool = False
+
+    def described(self) -> dict[str, object]:
+        """The variant as plain data with a fixed order, for content keys."""
+        return {
+            "module": self.module,
+            "function": self.function,
+            "signature": [list(item) for item in self.signature],
+            "constants": dict(sorted(self.constants.items())),
+            "divisible_by_16": sorted(self.divisible_by_16),
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
