@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 ALL_PASSES: dict[str, str] = {
-    "eliminate-common-subexpressions": (
-        "dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass"
-    ),
+    "eliminate-common-subexpressions": ("dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass"),
     "fold-constants": "dsc.passes.fold_constants:FoldConstantsPass",
+    "fuse-skip-norm": "dsc.passes.fuse_skip_norm:FuseSkipNormPass",
     "lower-attention": "dsc.passes.lower_attention:LowerAttentionPass",
+    "lower-block-matmul": "dsc.passes.lower_block_matmul:LowerBlockMatMulPass",
+    "merge-gate-up": "dsc.passes.merge_gate_up:MergeGateUpPass",
+    "merge-qkv": "dsc.passes.merge_qkv:MergeQkvPass",
+    "quantize-embedding": "dsc.passes.quantize_embedding:QuantizeEmbeddingPass",
+    "quantize-weights": "dsc.passes.quantize_weights:QuantizeWeightsPass",
 }
 """Every pass by its name, as ``module:Class``; the modules are imported when a pass is asked for."""

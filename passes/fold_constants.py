@@ -67,9 +67,7 @@ def _fold_transposes(model: ir.Model) -> tuple[int, list[Reason]]:
             _store_transposed(weight)
         else:
             _multiply_by_rows(model, weight)
-            skipped.append(
-                Reason("2", weight.name, "other nodes read the weight as it is; rule 3 used instead")
-            )
+            skipped.append(Reason("2", weight.name, "other nodes read the weight as it is; rule 3 used instead"))
         fired += 1
     return fired, skipped
 

@@ -44,12 +44,7 @@ def constant_array(value: ir.Value | None, max_elements: int = 4096) -> npt.NDAr
 
 def is_weight(value: ir.Value | None) -> bool:
     """Whether `value` is an initializer that no caller can replace."""
-    return (
-        value is not None
-        and value.is_initializer()
-        and not value.is_graph_input()
-        and value.const_value is not None
-    )
+    return value is not None and value.is_initializer() and not value.is_graph_input() and value.const_value is not None
 
 
 def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
@@ -106,10 +101,13 @@ def insert(
     domain: str = "",
     dtype: ir.DataType | None = None,
     shape: Sequence[int | str | None] | ir.Shape | None = None,
+    like: ir.Value | None = None,
     num_outputs: int = 1,
 ) -> ir.Node:
-    """A new node right before `anchor`; `dtype` and `shape` describe its first output."""
+    """A new node right before `anchor`; its first output has `dtype` and `shape`, or those of `like`."""
     node = ir.node(op_type, inputs, attributes or {}, domain=domain, num_outputs=num_outputs)
+    if like is not None:
+        dtype, shape = dtype or like.dtype, shape or like.shape
     if dtype is not None:
         node.outputs[0].type = ir.TensorType(dtype)
     if shape is not None:

@@ -46,12 +46,8 @@ def flat_heads(value: ir.Value, anchor: ir.Node, n_heads: int, head_dim: int) ->
         dims = static_dims(flat)
         if dims is not None and len(dims) == 3 and dims[2] == n_heads * head_dim:
             return flat
-    shape = add_initializer(
-        owner(anchor), f"flat_heads_{n_heads * head_dim}", np.array([0, 0, n_heads * head_dim])
-    )
-    merged = insert(
-        anchor, "Reshape", [split, shape], dtype=value.dtype, shape=_flat_shape(value, n_heads * head_dim)
-    )
+    shape = add_initializer(owner(anchor), f"flat_heads_{n_heads * head_dim}", np.array([0, 0, n_heads * head_dim]))
+    merged = insert(anchor, "Reshape", [split, shape], dtype=value.dtype, shape=_flat_shape(value, n_heads * head_dim))
     return merged.outputs[0]
 
 
@@ -64,9 +60,7 @@ def heads_last(value: ir.Value, anchor: ir.Node) -> ir.Value:
     if step is not None and _normalises_head(step):
         inner = heads_last(_first(step), anchor)
         attributes = {name: attr.value for name, attr in step.attributes.items()} | {"axis": -1}
-        again = insert(
-            anchor, "RMSNormalization", [inner, step.inputs[1]], attributes, dtype=value.dtype, shape=shape
-        )
+        again = insert(anchor, "RMSNormalization", [inner, step.inputs[1]], attributes, dtype=value.dtype, shape=shape)
         return again.outputs[0]
     swapped = insert(anchor, "Transpose", [value], {"perm": _HEADS_TO_FRONT}, dtype=value.dtype, shape=shape)
     return swapped.outputs[0]
@@ -88,9 +82,7 @@ def use_flat_output(old: ir.Value, flat: ir.Value, n_heads: int, head_dim: int) 
     graph = owner(first_user)
     shape = add_initializer(graph, f"split_heads_{n_heads}_{head_dim}", np.array([0, 0, n_heads, head_dim]))
     split = insert(first_user, "Reshape", [flat, shape], dtype=flat.dtype, shape=_swapped_shape(old))
-    front = insert(
-        first_user, "Transpose", split.outputs, {"perm": _HEADS_TO_FRONT}, dtype=old.dtype, shape=old.shape
-    )
+    front = insert(first_user, "Transpose", split.outputs, {"perm": _HEADS_TO_FRONT}, dtype=old.dtype, shape=old.shape)
     old.replace_all_uses_with(front.outputs[0])
 
 

@@ -102,9 +102,7 @@ class LowerAttentionPass(GraphPass):
             _tree_bias(node, last),
             input_at(node, 6),
         ]
-        lowered = insert(
-            node, "GroupQueryAttention", _trim(inputs), attributes, domain=MICROSOFT, num_outputs=3
-        )
+        lowered = insert(node, "GroupQueryAttention", _trim(inputs), attributes, domain=MICROSOFT, num_outputs=3)
         _take_outputs(node, lowered, n_heads, head_dim)
         return [] if isinstance(table, RotaryTable) else [Reason("3", str(node.name), table)]
 
@@ -192,9 +190,7 @@ def _take_outputs(node: ir.Node, lowered: ir.Node, n_heads: int, head_dim: int) 
 def _common_table(query: ir.Value, key: ir.Value) -> RotaryTable | str:
     """The table that rotates both q and k, or why the operator cannot do it."""
     rotations = [producer(query), producer(key)]
-    if not all(
-        is_op(step, "RotaryEmbedding") and len(step.inputs) == 3 for step in rotations if step is not None
-    ):
+    if not all(is_op(step, "RotaryEmbedding") and len(step.inputs) == 3 for step in rotations if step is not None):
         return "q and k do not both come from a RotaryEmbedding"
     if None in rotations or _interleaved(query) != _interleaved(key):
         return "q and k do not both come from the same kind of RotaryEmbedding"
@@ -212,9 +208,7 @@ def _heads(node: ir.Node, index: int) -> tuple[int, int]:
     """Number of heads and head size of q (0) or k (1)."""
     dims = static_dims(_required(node, index))
     if dims is None or len(dims) != 4 or dims[1] is None or dims[3] is None:
-        raise PassError(
-            f"node {node.name!r}", f"input {index} must be [B, heads, S, head size] with both fixed"
-        )
+        raise PassError(f"node {node.name!r}", f"input {index} must be [B, heads, S, head size] with both fixed")
     return dims[1], dims[3]
 
 
@@ -238,11 +232,7 @@ def _interleaved(value: ir.Value) -> int:
 
 def _same(value: ir.Value, array: Any) -> bool:
     tensor = value.const_value
-    return (
-        tensor is not None
-        and tuple(tensor.shape) == array.shape
-        and bool(np.array_equal(tensor.numpy(), array))
-    )
+    return tensor is not None and tuple(tensor.shape) == array.shape and bool(np.array_equal(tensor.numpy(), array))
 
 
 def _trim(inputs: list[ir.Value | None]) -> list[ir.Value | None]:

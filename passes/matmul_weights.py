@@ -62,12 +62,7 @@ def find_matmul_weight(node: ir.Node) -> MatMulWeight | None:
     transpose = step if step is not None and is_matrix_transpose(step) else None
     if transpose is not None:
         value, transposed = transpose.inputs[0], not transposed
-    if (
-        value is None
-        or not is_weight(value)
-        or value.const_value is None
-        or len(value.const_value.shape) != 2
-    ):
+    if value is None or not is_weight(value) or value.const_value is None or len(value.const_value.shape) != 2:
         return None
     rows, columns = tensor_dims(value.const_value)
     n, k = (rows, columns) if transposed else (columns, rows)

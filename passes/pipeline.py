@@ -70,9 +70,7 @@ def load_pass(name: str) -> type[GraphPass]:
         RequestError: no pass has that name; the message lists those that exist.
     """
     if name not in ALL_PASSES:
-        raise RequestError(
-            f"pass {name!r}", "there is no such pass", f"known: {', '.join(sorted(ALL_PASSES))}"
-        )
+        raise RequestError(f"pass {name!r}", "there is no such pass", f"known: {', '.join(sorted(ALL_PASSES))}")
     module, _, class_name = ALL_PASSES[name].partition(":")
     return typing.cast(type[GraphPass], getattr(import_module(module), class_name))
 
@@ -113,9 +111,7 @@ def _make_pass(name: str, options: str) -> GraphPass:
         ) from error
 
 
-def run_pipeline(
-    model: ir.Model, passes: Iterable[GraphPass], after_each: AfterEach | None = None
-) -> PipelineReport:
+def run_pipeline(model: ir.Model, passes: Iterable[GraphPass], after_each: AfterEach | None = None) -> PipelineReport:
     """Run `passes` on `model` in place, verifying the graph after each.
 
     Args:

@@ -34,9 +34,7 @@ def test_names_are_listed_in_order():
 def test_every_pass_file_is_listed():
     source = Path(__import__("dsc.passes.base", fromlist=["base"]).__file__).parent
     classes = [
-        path.stem
-        for path in source.glob("*.py")
-        if re.search(r"^class \w+\(GraphPass\)", path.read_text(), re.M)
+        path.stem for path in source.glob("*.py") if re.search(r"^class \w+\(GraphPass\)", path.read_text(), re.M)
     ]
     listed = {entry.partition(":")[0].rpartition(".")[2] for entry in ALL_PASSES.values()}
     assert set(classes) == listed

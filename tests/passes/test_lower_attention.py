@@ -90,9 +90,7 @@ def expected(feeds, *, rotary=False, norm=False, **options):
     if rotary:
         angles = feeds["position_ids"][..., None] * ROTARY_CONSTANTS["inv_freq"]
         q, k = (rotate_half(x, np.cos(angles), np.sin(angles)) for x in (q, k))
-    out, k_pool, v_pool = attend(
-        q, k, v, feeds["kp"], feeds["vp"], feeds["past_lengths"], scale=SCALE, **options
-    )
+    out, k_pool, v_pool = attend(q, k, v, feeds["kp"], feeds["vp"], feeds["past_lengths"], scale=SCALE, **options)
     return out.transpose(0, 2, 1, 3).reshape(*feeds["q2"].shape), k_pool, v_pool
 
 

@@ -63,9 +63,7 @@ class Demands(GraphPass):
 
 def test_every_pass_is_timed_verified_and_shown():
     seen = []
-    report = run_pipeline(
-        model(), [Probe(), Probe(size=4)], lambda p, m, r: seen.append((p, len(m.graph), r))
-    )
+    report = run_pipeline(model(), [Probe(), Probe(size=4)], lambda p, m, r: seen.append((p, len(m.graph), r)))
     assert [run.spec for run in report.runs] == ["probe", "probe{size=4}"]
     assert report.modified
     assert all(run.seconds >= 0 and run.verify_seconds > 0 and run.fired == 1 for run in report.runs)
@@ -81,9 +79,7 @@ def test_a_broken_graph_names_the_pass_and_those_before():
 
 
 def test_a_refusal_names_the_pass_and_keeps_the_reason():
-    with pytest.raises(
-        PassError, match=r"pass demands: node 'x': required a thing, got none.*already run: none"
-    ):
+    with pytest.raises(PassError, match=r"pass demands: node 'x': required a thing, got none.*already run: none"):
         run_pipeline(model(), [Demands()])
 
 

@@ -17,9 +17,7 @@ def text_model(text: str, **weights) -> ir.Model:
     for name, array in weights.items():
         value = next(v for v in graph.inputs if v.name == name.replace("__", "."))
         graph.inputs.remove(value)
-        value.const_value = (
-            array if isinstance(array, ir.TensorProtocol) else ir.tensor(array, name=value.name)
-        )
+        value.const_value = array if isinstance(array, ir.TensorProtocol) else ir.tensor(array, name=value.name)
         graph.register_initializer(value)
     return model
 

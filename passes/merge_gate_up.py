@@ -1,0 +1,101 @@
+"""One product for the two halves of a gated feed-forward layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from dsc.passes.base import GraphPass, PassResult, Reason
+from dsc.passes.graph_edit import (
+    DSPARK,
+    MICROSOFT,
+    drop_unused_initializers,
+    insert,
+    is_op,
+    producer,
+    remove_dead,
+    replace_value,
+)
+from dsc.passes.merge_products import merge_products, product_below, why_not_mergeable
+
+_ACTIVATIONS = ("Sigmoid", "Mul", "Gelu", "Swish", "Relu", "QuickGelu", "Tanh")
+
+
+@dataclass(frozen=True)
+class MergeGateUpPass(GraphPass):
+    """Compute gate and up projection in one product and split the result.
+
+    ::
+
+        g = x Wg; u = x Wu; h = Mul(act(g), u)  ->  g, u = Split(x [Wg Wu]); h = Mul(act(g), u)
+
+    Run before lower-block-matmul when weights are quantised.
+
+    Rules:
+        1. `u` is a factor of a Mul whose other factor comes from `g` through an activation.
+        2. Both are products of one kind with the same input and no bias, and nothing else reads their matrices.
+        3. Both are equally wide.
+    """
+
+    name: ClassVar[str] = "merge-gate-up"
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Merge every gated layer."""
+        fired = 0
+        skipped: list[Reason] = []
+        for node in tuple(model.graph):
+            pair = _gate_and_up(node)
+            if pair is None:
+                continue
+            why = why_not_mergeable(pair) or _why_not_even(*pair)
+            if why:
+                skipped.append(Reason("2", str(node.name), why))
+                continue
+            _merge(*pair)
+            fired += 1
+        drop_unused_initializers(model.graph)
+        return PassResult(fired, tuple(skipped))
+
+
+def _gate_and_up(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """The two products behind ``Mul(act(g), u)``, in this order."""
+    if not is_op(node, "Mul") or node.graph is None:
+        return None
+    for activated, plain in (node.inputs, tuple(reversed(node.inputs))):
+        up, bias = product_below(plain)
+        gate = _below_activation(activated)
+        if up is None or gate is None or bias is not None or up is gate:
+            continue
+        if _is_product(up) and _is_product(gate) and up.inputs[0] is gate.inputs[0]:
+            return gate, up
+    return None
+
+
+def _below_activation(value: ir.Value | None) -> ir.Node | None:
+    step = producer(value)
+    if step is None or step.op_type not in _ACTIVATIONS:
+        return None
+    while step is not None and step.op_type in _ACTIVATIONS:
+        step = producer(step.inputs[0])
+    return step
+
+
+def _is_product(node: ir.Node) -> bool:
+    return (node.op_type, node.domain) in {("MatMul", ""), ("FusedMatMul", MICROSOFT), ("BlockMatMul", DSPARK)}
+
+
+def _why_not_even(gate: ir.Node, up: ir.Node) -> str:
+    widths = [node.outputs[0].shape[-1] if node.outputs[0].shape else None for node in (gate, up)]
+    return "" if widths[0] == widths[1] and isinstance(widths[0], int) else "they are not equally wide"
+
+
+def _merge(gate: ir.Node, up: ir.Node) -> None:
+    name = str(gate.inputs[1].name if gate.inputs[1] else "").replace("gate_proj", "gate_up_proj")
+    merged = merge_products([gate, up], name.removesuffix(".qweight").removesuffix(".weight"))
+    split = insert(gate, "Split", [merged], {"axis": -1, "num_outputs": 2}, num_outputs=2)
+    for old, new in zip((gate, up), split.outputs, strict=True):
+        new.type, new.shape = old.outputs[0].type, old.outputs[0].shape
+        replace_value(old.outputs[0], new)
+        remove_dead([old])
