@@ -157,9 +157,9 @@ def _strip_prefix(graph: ir.Model) -> None:
 
 
 def _share_equal_memory(graph: ir.Model) -> None:
-    """Parameters that are one tensor in the model (tied embeddings) become one initializer, the first one."""
+    """Parameters that are one tensor in the model become one initializer: tied embeddings keep the embedding's name."""
     first: dict[Any, Any] = {}
-    for name, value in list(graph.graph.initializers.items()):
+    for name, value in sorted(graph.graph.initializers.items(), key=lambda item: "embed" not in item[0]):
         raw = getattr(value.const_value, "raw", None)
         if raw is None or not hasattr(raw, "data_ptr") or raw.numel() == 0:
             continue
