@@ -1,0 +1,105 @@
+"""`dsc bench`: speculation against plain decoding of the same bundle, in turn, on the same prompts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.calibration import calibration_ids
+from dsc.runtime.load import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsc.runtime.generate import SpeculativeModel
+    from dsc.runtime.stats import GenerationStats
+
+
+def bench_bundle(
+    path: Path, prompts: Path | None, max_new_tokens: int, rounds: int, threads: int | None
+) -> dict[str, Any]:
+    """Time every prompt with speculation off and on, `rounds` times in turn.
+
+    Args:
+        prompts: text file with one prompt a line; the compiler's calibration texts when None.
+
+    Returns:
+        `rows` for a table: prompt, tokens/s plain and speculative, their ratio, tokens a round, acceptance, time
+        to first token, inter-token latency p50 and p99 in ms, and whether both outputs were identical.
+    """
+    model = load(path, threads=threads)
+    encoded = _prompts(model, prompts)
+    _generate(model, encoded[0][1], 4, "auto")
+    rows = [_bench_prompt(model, name, ids, max_new_tokens, rounds) for name, ids in encoded]
+    return {"threads": model.bundle.settings.threads, "rounds": rounds, "rows": rows}
+
+
+def _prompts(model: SpeculativeModel, path: Path | None) -> list[tuple[str, list[int]]]:
+    if path is None:
+        vocab_size = model.bundle.manifest.target.info.vocab_size
+        return [
+            (f"calibration {index}", ids)
+            for index, ids in enumerate(calibration_ids(model.bundle.codec, vocab_size, 6))
+        ]
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(str(path), f"cannot read the prompts: {error}") from error
+    if not lines:
+        raise RequestError(str(path), "at least one prompt, one a line, is required, got none")
+    return [(line[:24], model.encode([{"role": "user", "content": line}])) for line in lines]
+
+
+def _bench_prompt(
+    model: SpeculativeModel, name: str, ids: Sequence[int], max_new_tokens: int, rounds: int
+) -> list[object]:
+    plain: list[float] = []
+    fast: list[float] = []
+    first_ms: list[float] = []
+    gaps: list[float] = []
+    stats: GenerationStats | None = None
+    same = True
+    for _ in range(rounds):
+        plain_ids, plain_stats, _ = _generate(model, ids, max_new_tokens, "off")
+        fast_ids, stats, fast_gaps = _generate(model, ids, max_new_tokens, "auto")
+        same &= plain_ids == fast_ids
+        plain.append(plain_stats.tokens_per_second)
+        fast.append(stats.tokens_per_second)
+        first_ms.append(stats.first_token_ms)
+        gaps += fast_gaps
+    assert stats is not None
+    gaps.sort()
+    ratio = median(f / p for f, p in zip(fast, plain, strict=True) if p) if all(plain) else 0.0
+    return [
+        name,
+        median(plain),
+        median(fast),
+        ratio,
+        stats.tokens_per_round,
+        stats.acceptance_rate,
+        mean(first_ms),
+        _percentile(gaps, 0.5),
+        _percentile(gaps, 0.99),
+        "yes" if same else "NO",
+    ]
+
+
+def _generate(
+    model: SpeculativeModel, ids: Sequence[int], max_new_tokens: int, speculation: str
+) -> tuple[tuple[int, ...], GenerationStats, list[float]]:
+    """Ids, statistics, and the milliseconds between tokens; tokens of one round arrive together."""
+    stream = model.stream(ids, max_new_tokens=max_new_tokens, speculation=speculation, ignore_eos=True)
+    gaps: list[float] = []
+    before = time.perf_counter()
+    for chunk in stream:
+        now = time.perf_counter()
+        gaps += [(now - before) * 1e3 / max(1, len(chunk.ids))] * len(chunk.ids)
+        before = now
+    return stream.result.ids, stream.result.stats, gaps[1:]
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
