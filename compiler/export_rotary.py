@@ -40,9 +40,7 @@ def _kinds(module: Any) -> tuple[str, ...]:
 
 
 def _selecting_forward(module: Any) -> Callable[..., Any]:
-    """The module's own formula, mapped over the batch with each sequence's frequencies."""
-    import torch
-
+    """The module's own formula with each sequence's frequencies, [B, 1, D/2], in place of the usual [D/2]."""
     raw = getattr(type(module).forward, "__wrapped__", None)
     if raw is None:
         raise ModelError(type(module).__name__, "a length-dependent rotary embedding must use dynamic_rope_update")
@@ -52,23 +50,17 @@ def _selecting_forward(module: Any) -> Callable[..., Any]:
         extra = {} if layer_type is None else {"layer_type": layer_type}
         if kind not in _LENGTH_DEPENDENT:
             return raw(module, x, position_ids, **extra)
-        lengths = position_ids.amax(dim=1) + 1
-        frequencies = _frequencies(module, kind, lengths, layer_type)
-
-        def one(row_ids: Any, row_frequencies: Any) -> Any:
-            stand_in = copy.copy(module)
-            stand_in._buffers = dict(module._buffers)
-            stand_in._buffers["inv_freq" if layer_type is None else f"{layer_type}_inv_freq"] = row_frequencies
-            cos, sin = raw(stand_in, x[:1], row_ids[None], **extra)
-            return cos[0], sin[0]
-
-        return torch.vmap(one)(position_ids, frequencies)
+        frequencies = _frequencies(module, kind, position_ids.amax(dim=1, keepdim=True) + 1, layer_type)
+        stand_in = copy.copy(module)
+        buffer = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+        stand_in._buffers = module._buffers | {buffer: frequencies[:, None]}
+        return raw(stand_in, x, position_ids, **extra)
 
     return forward
 
 
 def _frequencies(module: Any, kind: str, lengths: Any, layer_type: str | None) -> Any:
-    """Inverse frequencies [B, D/2] for sequences of these lengths [B]."""
+    """Inverse frequencies [B, D/2] for sequences of these lengths [B, 1]."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -80,5 +72,5 @@ def _frequencies(module: Any, kind: str, lengths: Any, layer_type: str | None) -
         switch = parameters["original_max_position_embeddings"]
         short, _ = compute(config, lengths.device, seq_len=switch, **extra)
         long, _ = compute(config, lengths.device, seq_len=switch + 1, **extra)
-        return torch.where(lengths[:, None] > switch, long[None], short[None])
-    return torch.vmap(lambda length: compute(config, None, seq_len=length, **extra)[0])(lengths)
+        return torch.where(lengths > switch, long, short)
+    return compute(config, lengths.device, seq_len=lengths, **extra)[0]
