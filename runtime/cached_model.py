@@ -32,11 +32,17 @@ class CachedModel:
 
     def read_up_to_last_chunk(self, tokens: Sequence[int]) -> None:
         """Read `tokens` in whole chunks until the rest, the last token included, fits one forward."""
+        n_new = len(tokens) - self.length
+        whole = (n_new - 1) // self._session.chunk * self._session.chunk
+        self.read(tokens[self.length : self.length + whole])
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read `tokens` after what is in the cache, logits not wanted."""
         chunk = self._session.chunk
-        while len(tokens) - self.length > chunk:
-            piece = tokens[self.length : self.length + chunk]
+        for start in range(0, len(tokens), chunk):
+            piece = tokens[start : start + chunk]
             self._session.forward(piece, self.length, 1)
-            self.zone.commit(chunk, chunk)
+            self.zone.commit(len(piece), len(piece))
 
     def forward(self, rows: Sequence[int], n_logits: int) -> NDArray[np.float32]:
         """Logits [n_logits, V] of the last of `rows`, which follow what is in the cache; nothing is

@@ -36,8 +36,8 @@ class Verdict:
 class Verifier(Protocol):
     """Judges drafts by the target's logits so that the output has the target's own distribution."""
 
-    def verify(self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float32]) -> Verdict:
-        """`logits` [K + 1, V] of the rows, `drafts` of K tokens, `draws` [K + 1, 2] uniform."""
+    def verify(self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float64]) -> Verdict:
+        """`logits` [K + 1, V] of the rows, `drafts` of K tokens, `draws` [K + 1] uniform."""
 
 
 class LogitsHook(Protocol):
@@ -97,7 +97,7 @@ def speculative_step(run: Decoding) -> list[int]:
         logits = run.target.forward([*rows, *drafts], len(drafts) + 1)  # [K + 1, V]
     with _phase(run, "verify"):
         _edit_logits(run, logits, drafts)
-        draws = run.draws.at(len(run.tokens), len(drafts) + 1)  # [K + 1, 2]
+        draws = run.draws.at(len(run.tokens), len(drafts) + 1)  # [K + 1]
         verdict = run.verifier.verify(logits, drafts, draws)
     new = [*drafts[: verdict.accepted], verdict.next_token]
     commit(run, new, written=len(rows) + len(drafts))

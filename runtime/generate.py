@@ -73,6 +73,11 @@ class SpeculativeModel:
         self._cached: list[int] = []
         self._proposers = _proposers(bundle)
 
+    @property
+    def proposers(self) -> tuple[str, ...]:
+        """The proposers that the bundle offers."""
+        return tuple(self._proposers)
+
     def generate(
         self,
         prompt: Prompt,

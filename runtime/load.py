@@ -79,9 +79,7 @@ def load(
             target=target,
             draft=draft,
             draft_failure=draft_failure,
-            verifiers=Verifiers(
-                {entry.role: placer.session(entry, 1) for entry in manifest.target.graphs if entry.role != "forward"}
-            ),
+            verifiers=Verifiers(),
             codec=None,
             max_length=limit,
         )

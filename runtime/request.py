@@ -46,6 +46,9 @@ class Chunk:
     text: str
     ids: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class GenerationResult:

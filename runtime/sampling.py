@@ -70,33 +70,30 @@ def sampling_params(value: SamplingParams | Mapping[str, Any] | None, seed: int 
 
 
 class UniformDraws:
-    """Uniform draws in [0, 1) addressed by output position.
+    """Uniform draws in [0, 1) addressed by position in the sequence.
 
-    The draws of a position come from a counter-based generator (Philox, Salmon et al. 2011) keyed by the
-    seed, so they
-    do not depend on how the output was cut into rounds: an interrupted, rewound or differently speculated run
-    draws the same numbers at the same place.
+    The draws come from a counter-based generator (Philox, Salmon et al. 2011) keyed by the seed, so they do not depend
+    on
+    how the output was cut into rounds: an interrupted, rewound or differently speculated run draws the same number at
+    the same place.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._block_number = -1
-        self._block: NDArray[np.float32] = np.empty((0, 2), np.float32)
+        self._block: NDArray[np.float64] = np.empty(0)
 
-    def at(self, position: int, count: int) -> NDArray[np.float32]:
-        """Draws [count, 2] of positions `position` .. `position + count - 1`: one to accept, one to
-        choose.
-        """
-        return np.stack([self._pair(position + i) for i in range(count)])
+    def at(self, position: int, count: int) -> NDArray[np.float64]:
+        """Draws [count] of positions `position` .. `position + count - 1`."""
+        return np.array([self._draw(position + i) for i in range(count)])
 
-    def _pair(self, position: int) -> NDArray[np.float32]:
-        number, row = divmod(position, _DRAWS_PER_BLOCK)
+    def _draw(self, position: int) -> float:
+        number, index = divmod(position, _DRAWS_PER_BLOCK)
         if number != self._block_number:
             bits = np.random.Philox(key=self.seed, counter=[0, 0, 0, number])
-            self._block = np.random.Generator(bits).random((_DRAWS_PER_BLOCK, 2), np.float32)
+            self._block = np.random.Generator(bits).random(_DRAWS_PER_BLOCK)
             self._block_number = number
-        pair: NDArray[np.float32] = self._block[row]
-        return pair
+        return float(self._block[index])
 
 
 class LogitsEditor:

@@ -1,55 +1,121 @@
 """The tail of a round: from the target's logits to how many drafts hold and which token comes next.
 
-Greedy: draft i holds if it is the most likely token of its row. Sampled: every row's token is drawn as plain decoding
-would draw it, with the draws of its own position, and a draft holds if it is what was drawn. For a proposal that puts
-all its weight on one token this accepts exactly as often as rejection sampling (Leviathan et al. 2022: with probability
-p(draft)),
-and it makes the output a function of the seed alone: the same with speculation, without, and with any proposer.
+Every row's token is chosen as plain decoding would choose it: the most likely one, or one drawn with the draws of its
+own position. A draft holds if it is what was chosen. For a proposal that puts all its weight on one token this accepts
+exactly as often as rejection sampling (Leviathan et al. 2022: with probability p(draft)), and it makes the output a
+function of prompt and seed alone: the same with speculation and without, whatever was drafted. Rows are looked at one
+by one, so a rejected block costs one choice and not K + 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from dsc.bundle_schema.errors import BundleError
-from dsc.runtime.decode import Verdict, Verifier
+from dsc.bundle_schema.errors import GenerationError
+from dsc.runtime.decode import Verdict
 from dsc.runtime.sampling import SamplingParams
 
-
-class GreedyVerifier:
-    """Takes the most likely token of each row; the first of equals, as ONNX's ArgMax does."""
-
-    def verify(self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float32]) -> Verdict:
-        """See `dsc.runtime.decode.Verifier`; draws are not used."""
-        return _match(logits.argmax(axis=1), drafts)
+_FIRST_CANDIDATES = 256
 
 
-def _match(tokens: NDArray[np.integer], drafts: Sequence[int]) -> Verdict:
-    """The target's own token of each row against the drafts."""
-    accepted = 0
-    while accepted < len(drafts) and tokens[accepted] == drafts[accepted]:
-        accepted += 1
-    return Verdict(accepted, int(tokens[accepted]))
+class RowChooser(Protocol):
+    """Chooses the token of one row."""
+
+    def choose(self, row: NDArray[np.float32], draw: float) -> int:
+        """The token for logits `row` [V] and a uniform `draw`."""
+
+
+class GreedyChooser:
+    """The most likely token; the first of equals, as ONNX's ArgMax."""
+
+    def choose(self, row: NDArray[np.float32], draw: float) -> int:
+        """`draw` is not used."""
+        return int(row.argmax())
+
+
+class SampledChooser:
+    """Draws from the filtered distribution: temperature, then top-k, top-p, min-p, each on what the one before left."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+
+    def choose(self, row: NDArray[np.float32], draw: float) -> int:
+        """Inverse of the cumulative distribution over token ids in rising order."""
+        kept = self._candidates(row)  # ids in rising order, or None for all
+        weights = self._weights(row if kept is None else row[kept])
+        cumulative = np.cumsum(weights, dtype=np.float64)
+        index = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
+        index = min(index, len(weights) - 1)
+        return index if kept is None else int(kept[index])
+
+    def _weights(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Probabilities up to a factor; the most likely token's is 1."""
+        weights: NDArray[np.float32] = np.exp((logits - logits.max()) / np.float32(self._params.temperature))
+        return weights
+
+    def _candidates(self, row: NDArray[np.float32]) -> NDArray[np.intp] | None:
+        """Ids that the filters keep, in rising order; None keeps all."""
+        params = self._params
+        kept: NDArray[np.intp] | None = None
+        if 0 < params.top_k < len(row):
+            kept = np.argpartition(row, -params.top_k)[-params.top_k :]
+        if params.top_p < 1:
+            kept = self._nucleus(row, kept)
+        if params.min_p > 0:
+            ids = np.arange(len(row)) if kept is None else kept
+            weights = self._weights(row[ids])
+            kept = ids[weights >= params.min_p]
+        return None if kept is None else np.sort(kept)
+
+    def _nucleus(self, row: NDArray[np.float32], kept: NDArray[np.intp] | None) -> NDArray[np.intp]:
+        """The most likely tokens up to the one that brings their mass to `top_p`; at least one."""
+        ids = np.arange(len(row)) if kept is None else kept
+        weights = self._weights(row[ids]).astype(np.float64)
+        wanted = self._params.top_p * weights.sum()
+        n_sorted = _FIRST_CANDIDATES
+        while True:
+            # Most of the mass lies on few tokens: sort those, and more only when they are not enough.
+            whole = n_sorted >= len(ids)
+            head = np.arange(len(ids)) if whole else np.argpartition(weights, -n_sorted)[-n_sorted:]
+            order = head[np.lexsort((ids[head], -weights[head]))]
+            mass = np.cumsum(weights[order])
+            if whole or mass[-1] >= wanted:
+                return ids[order[: int(np.searchsorted(mass, wanted)) + 1]]
+            n_sorted *= 8
+
+
+class MatchVerifier:
+    """Accepts drafts as long as they are what the target chooses itself."""
+
+    def __init__(self, chooser: RowChooser) -> None:
+        self._chooser = chooser
+
+    def verify(self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float64]) -> Verdict:
+        """See `dsc.runtime.decode.Verifier`.
+
+        Raises:
+            GenerationError: a row allows no token, or its logits are not numbers.
+        """
+        accepted = 0
+        while True:
+            row = logits[accepted]
+            token = self._chooser.choose(row, float(draws[accepted]))
+            if not np.isfinite(row[token]):
+                raise GenerationError(
+                    "logits", f"a token with a finite logit is required, got {row[token]} at the best"
+                )
+            if accepted == len(drafts) or token != drafts[accepted]:
+                return Verdict(accepted, token)
+            accepted += 1
 
 
 class Verifiers:
-    """The bundle's verification tails by graph role."""
+    """The verifiers of a loaded bundle."""
 
-    def __init__(self, sessions: Mapping[str, ort.InferenceSession]) -> None:
-        self._sessions = dict(sessions)
-
-    def choose(self, sampling: SamplingParams) -> Verifier:
-        """The verifier that a request's sampling needs.
-
-        Raises:
-            BundleError: the bundle has no tail for sampling.
-        """
-        if sampling.greedy:
-            return GreedyVerifier()
-        if "verify_sampled" not in self._sessions:
-            raise BundleError("bundle", "a graph with role verify_sampled is required for sampling, got none")
-        raise NotImplementedError
+    def choose(self, sampling: SamplingParams) -> MatchVerifier:
+        """The verifier that a request's sampling needs."""
+        return MatchVerifier(GreedyChooser() if sampling.greedy else SampledChooser(sampling))
