@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 ALL_PASSES: dict[str, str] = {
-    "eliminate-common-subexpressions": ("dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass"),
+    "eliminate-common-subexpressions": "dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass",
     "fold-constants": "dsc.passes.fold_constants:FoldConstantsPass",
+    "fuse-rms-norm": "dsc.passes.fuse_rms_norm:FuseRmsNormPass",
     "fuse-skip-norm": "dsc.passes.fuse_skip_norm:FuseSkipNormPass",
     "lower-attention": "dsc.passes.lower_attention:LowerAttentionPass",
     "lower-block-matmul": "dsc.passes.lower_block_matmul:LowerBlockMatMulPass",
     "merge-gate-up": "dsc.passes.merge_gate_up:MergeGateUpPass",
     "merge-qkv": "dsc.passes.merge_qkv:MergeQkvPass",
+    "name-sanity": "dsc.passes.name_sanity:NameSanityPass",
     "quantize-embedding": "dsc.passes.quantize_embedding:QuantizeEmbeddingPass",
     "quantize-weights": "dsc.passes.quantize_weights:QuantizeWeightsPass",
+    "remove-unused": "dsc.passes.remove_unused:RemoveUnusedPass",
+    "select-logit-rows": "dsc.passes.select_logit_rows:SelectLogitRowsPass",
+    "share-initializers": "dsc.passes.share_initializers:ShareInitializersPass",
+    "stamp-versions": "dsc.passes.stamp_versions:StampVersionsPass",
+    "to-bfloat16": "dsc.passes.to_bfloat16:ToBfloat16Pass",
+    "to-float16": "dsc.passes.to_float16:ToFloat16Pass",
 }
 """Every pass by its name, as ``module:Class``; the modules are imported when a pass is asked for."""

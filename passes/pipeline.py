@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from importlib import import_module
+from typing import Any
 
 import onnx_ir as ir
 from pydantic import TypeAdapter, ValidationError
@@ -89,26 +90,29 @@ def parse_pipeline(text: str) -> tuple[GraphPass, ...]:
 def _make_pass(name: str, options: str) -> GraphPass:
     cls = load_pass(name)
     hints = typing.get_type_hints(cls)
-    known = {f.name for f in fields(cls) if f.metadata != PROGRAM_ONLY}
+    known = {field.name for field in fields(cls) if field.metadata != PROGRAM_ONLY}
     values: dict[str, object] = {}
     for option in filter(None, (part.strip() for part in options.split(","))):
         key, equals, value = option.partition("=")
         if key not in known or not equals:
-            raise RequestError(
-                f"pass {name}",
-                f"required option=value, got {option!r}",
-                f"options: {', '.join(sorted(known)) or 'none'}",
-            )
-        is_tuple = typing.get_origin(hints[key]) is tuple
-        values[key] = tuple(filter(None, value.split("|"))) if is_tuple else value
+            choices = ", ".join(sorted(known)) or "none"
+            raise RequestError(f"pass {name}", f"required option=value, got {option!r}", f"options: {choices}")
+        values[key] = _parse_option(f"pass {name}, option {key}", hints[key], value)
+    return cls(**values)
+
+
+def _parse_option(where: str, hint: Any, text: str) -> object:
+    """The value of type `hint` that `text` means; a tuple's items are separated by ``|``."""
+    choices = {str(choice): choice for choice in typing.get_args(hint)}
+    if typing.get_origin(hint) is typing.Literal:
+        if text not in choices:
+            raise RequestError(where, f"required one of {', '.join(choices)}, got {text!r}")
+        return choices[text]
+    given = tuple(filter(None, text.split("|"))) if typing.get_origin(hint) is tuple else text
     try:
-        return TypeAdapter(cls).validate_python(values)
+        return TypeAdapter(hint).validate_python(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise RequestError(
-            f"pass {name}",
-            f"option {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}",
-        ) from error
+        raise RequestError(where, f"{error.errors()[0]['msg']}, got {text!r}") from error
 
 
 def run_pipeline(model: ir.Model, passes: Iterable[GraphPass], after_each: AfterEach | None = None) -> PipelineReport:

@@ -113,6 +113,8 @@ def test_text_and_back():
         ("fold-constants{max_elements}", "required option=value"),
         ("fold-constants{max_elements=many}", "option max_elements: .*got 'many'"),
         ("lower-attention{fold_rotary=maybe}", "fold_rotary"),
+        ("quantize-weights{bits=5}", "required one of 4, 8, got '5'"),
+        ("quantize-weights{block_weights=x}", "options: accuracy_level, bits"),
     ],
 )
 def test_bad_text_says_what_is_known(text, message):

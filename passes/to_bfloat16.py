@@ -1,0 +1,38 @@
+"""A forward graph in bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from dsc.passes.base import GraphPass, PassResult
+from dsc.passes.float_types import convert_floats
+
+
+@dataclass(frozen=True)
+class ToBfloat16Pass(GraphPass):
+    """Hold weights, KV pools and activations in bfloat16: float32's range with 8 bits of precision.
+
+    ::
+
+        y = MatMul(RMSNormalization(x, g), W)
+        ->
+        y = MatMul(Cast(RMSNormalization(Cast(x, float32), g), bfloat16), W16)
+
+    onnxruntime has no bfloat16 products on the CPU; such a graph is for CUDA.
+
+    Rules:
+        1. Products, embeddings and attention take and give bfloat16; what only joins their results follows.
+        2. Norms, reductions, softmax, powers and exponentials stay float32, casts around them.
+        3. Rotary angles, cosines and sines are computed in float32 from exact positions and rounded last.
+        4. Graph inputs and KV pools become bfloat16; `logits` and taps leave as float32.
+        5. An explicit Cast keeps the type that it states.
+    """
+
+    name: ClassVar[str] = "to-bfloat16"
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Convert; `skipped` lists the nodes of rule 2."""
+        return convert_floats(model, ir.DataType.BFLOAT16)
