@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock, get_ident
 from typing import Any, cast
 
@@ -23,6 +25,7 @@ from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.output import Codec
 from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
 from dsc.runtime.request import (
+    Chunk,
     GenerationResult,
     Message,
     Prompt,
@@ -69,6 +72,7 @@ class SpeculativeModel:
         self.bundle = bundle
         self.max_length = bundle.max_length
         self._lock = Lock()
+        self._waiting = ThreadPoolExecutor(1, "dsc-generate")
         self._holder: int | None = None
         self._cached: list[int] = []
         self._proposers = _proposers(bundle)
@@ -148,8 +152,21 @@ class SpeculativeModel:
         return GenerationStream(self, request)
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> GenerationResult:
-        """`generate` in a thread of its own; takes the same arguments."""
-        return await asyncio.to_thread(self.generate, prompt, **options)
+        """`generate` without blocking the event loop; takes the same arguments."""
+        call = partial(self.generate, prompt, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._waiting, call)
+
+    async def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Chunk, None]:
+        """`stream` without blocking the event loop; takes the same arguments."""
+        stream = self.stream(prompt, **options)
+        loop = asyncio.get_running_loop()
+        # A thread of its own: streams must go on while other calls wait for the model in the shared one.
+        with ThreadPoolExecutor(1, "dsc-stream") as thread:
+            try:
+                while (chunk := await loop.run_in_executor(thread, next, stream, None)) is not None:
+                    yield chunk
+            finally:
+                await loop.run_in_executor(thread, stream.close)
 
     def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
         """A chat that keeps its turns; what the cache holds of it is not read again."""
