@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ALL_PASSES: dict[str, str] = {
+    "attach-bodies": "dsc.passes.attach_bodies:AttachBodiesPass",
     "eliminate-common-subexpressions": "dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass",
     "fold-constants": "dsc.passes.fold_constants:FoldConstantsPass",
     "fuse-rms-norm": "dsc.passes.fuse_rms_norm:FuseRmsNormPass",
