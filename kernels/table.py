@@ -1,0 +1,29 @@
+"""Every operator contract by name; modules are imported when a contract is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from dsc.bundle_schema.errors import KernelError
+from dsc.kernels.contract import KernelContract
+
+CONTRACTS: dict[str, str] = {
+    "BlockMatMul": "dsc.kernels.block_matmul:BLOCK_MATMUL",
+    "Experts": "dsc.kernels.experts:EXPERTS",
+    "VerifyAttention": "dsc.kernels.verify_attention:VERIFY_ATTENTION",
+}
+"""Operator of the `ai.dspark` domain -> ``module:NAME``."""
+
+
+def load_contract(name: str) -> KernelContract:
+    """The contract called `name`.
+
+    Raises:
+        KernelError: there is none; the message lists those that exist.
+    """
+    if name not in CONTRACTS:
+        raise KernelError(name, "there is no such operator", f"known: {', '.join(sorted(CONTRACTS))}")
+    module, _, attribute = CONTRACTS[name].partition(":")
+    contract = getattr(import_module(module), attribute)
+    assert isinstance(contract, KernelContract)
+    return contract

@@ -1,0 +1,261 @@
+"""`VerifyAttention`: the new rows of each sequence attend to its KV pool and are appended to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
+from dsc.kernels.function_text import parse_function
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dict[str, Array]:
+    """Attention of q [B, Hq, S, D] over the pools after k, v [B, Hkv, S, D] were written at `past_lengths`.
+
+    Row s of sequence b has position ``p = past_lengths[b] + s`` and sees key j when ``p - window < j <= p``
+    (no lower bound when window is -1) and, with a tree mask, when its own row of the mask says so for the
+    new rows. Scores are ``softcap * tanh(scale * q k / softcap)`` when softcap is not 0. A sink is one more
+    score without a value.
+    """
+    q, k, v = (inputs[name].astype(np.float64) for name in ("q", "k", "v"))
+    k_pool, v_pool = inputs["k_pool"].copy(), inputs["v_pool"].copy()
+    past = inputs["past_lengths"]
+    scale = attributes.get("scale", 1.0 / np.sqrt(q.shape[-1]))
+    window, softcap = attributes.get("window", -1), attributes.get("softcap", 0.0)
+    n_batch, n_heads, n_rows, _ = q.shape
+    group = n_heads // k.shape[1]
+    out = np.zeros(q.shape)
+    for b in range(n_batch):
+        end = int(past[b]) + n_rows
+        k_pool[b, :, past[b] : end] = k[b]
+        v_pool[b, :, past[b] : end] = v[b]
+        visible = visible_keys(int(past[b]), n_rows, window, _tree_rows(inputs, b))  # [S, end]
+        for head in range(n_heads):
+            keys, values = k_pool[b, head // group, :end], v_pool[b, head // group, :end]
+            scores = scale * (q[b, head] @ keys.T.astype(np.float64))
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
+            scores[~visible] = -np.inf
+            if "sinks" in inputs:
+                sinks = np.full((n_rows, 1), inputs["sinks"][head])
+                scores = np.concatenate([scores, sinks], axis=1)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            out[b, head] = weights[:, :end] @ values
+    return {"o": out.astype(inputs["q"].dtype), "k_pool_out": k_pool, "v_pool_out": v_pool}
+
+
+def visible_keys(past: int, n_rows: int, window: int, tree: Array | None) -> Array:
+    """Which of the ``past + n_rows`` keys each new row sees, bool [n_rows, past + n_rows]."""
+    rows = past + np.arange(n_rows)[:, None]
+    keys = np.arange(past + n_rows)[None, :]
+    visible: Array = keys <= rows
+    if window > 0:
+        visible &= keys > rows - window
+    if tree is not None:
+        visible[:, past:] &= tree
+    return visible
+
+
+def _tree_rows(inputs: Mapping[str, Array], b: int) -> Array | None:
+    return inputs["tree_mask"][b, 0] if "tree_mask" in inputs else None
+
+
+def make_inputs(axes: Axes, seed: int) -> dict[str, Array]:
+    """Ragged sequences over pools that hold garbage past their valid rows."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    b, hq, hkv, s, d, m = (axes[name] for name in ("B", "Hq", "Hkv", "S", "D", "M"))
+    return {
+        "q": normal(b, hq, s, d),
+        "k": normal(b, hkv, s, d),
+        "v": normal(b, hkv, s, d),
+        "k_pool": normal(b, hkv, m, d),
+        "v_pool": normal(b, hkv, m, d),
+        "past_lengths": rng.integers(0, m - s + 1, b).astype(np.int32),
+        "sinks": normal(hq),
+        "tree_mask": random_tree_mask(rng, b, s),
+    }
+
+
+def random_tree_mask(rng: np.random.Generator, n_batch: int, n_rows: int) -> Array:
+    """Ancestor masks bool [B, 1, S, S] of random trees whose row 0 is the root."""
+    mask = np.zeros((n_batch, 1, n_rows, n_rows), np.bool_)
+    for b in range(n_batch):
+        for row in range(n_rows):
+            if row:
+                mask[b, 0, row] = mask[b, 0, rng.integers(0, row)]
+            mask[b, 0, row, row] = True
+    return mask
+
+
+def _nbytes(axes: Axes) -> int:
+    rows = axes["B"] * axes["S"] * axes["D"]
+    pool = 2 * axes["B"] * axes["Hkv"] * axes["M"] * axes["D"]
+    return 4 * (pool + 2 * axes["Hq"] * rows + 4 * axes["Hkv"] * rows)
+
+
+def _flops(axes: Axes) -> int:
+    return 4 * axes["B"] * axes["Hq"] * axes["S"] * axes["M"] * axes["D"]
+
+
+_POOL = ("B", "Hkv", "M", "D")
+_NEW = ("B", "Hkv", "S", "D")
+
+VERIFY_ATTENTION = KernelContract(
+    name="VerifyAttention",
+    axes={
+        "B": "sequences",
+        "Hq": "query heads",
+        "Hkv": "key and value heads",
+        "S": "new rows of each sequence",
+        "D": "head size",
+        "M": "rows of a pool",
+    },
+    inputs=(
+        TensorRole("q", ("B", "Hq", "S", "D")),
+        TensorRole("k", _NEW),
+        TensorRole("v", _NEW),
+        TensorRole("k_pool", _POOL),
+        TensorRole("v_pool", _POOL),
+        TensorRole("past_lengths", ("B",), "int32"),
+        TensorRole("sinks", ("Hq",), optional=True),
+        TensorRole("tree_mask", ("B", 1, "S", "S"), "bool", optional=True),
+    ),
+    outputs=(
+        TensorRole("o", ("B", "Hq", "S", "D")),
+        TensorRole("k_pool_out", _POOL),
+        TensorRole("v_pool_out", _POOL),
+    ),
+    attributes={
+        "scale": "factor of the scores",
+        "window": "keys that a row sees, its own included; -1: all before it",
+        "softcap": "bound of the scores; 0: none",
+    },
+    reference=reference,
+    make_inputs=make_inputs,
+    nbytes=_nbytes,
+    flops=_flops,
+    example={"B": 3, "Hq": 6, "Hkv": 2, "S": 5, "D": 24, "M": 37},
+)
+
+# Every step of the body is a standard operator; keys past the longest sequence are never read.
+_BODY = """
+VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
+  (q, k, v, k_pool, v_pool, past_lengths{parameters}) => (o, k_pool_out, v_pool_out) {{
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  axis0 = Constant <value_ints = [0]> ()
+  axis2 = Constant <value_ints = [2]> ()
+  axes_head = Constant <value_ints = [1, 3]> ()
+  axes_row = Constant <value_ints = [1, 2]> ()
+  n_rows1 = Shape <start = 2, end = 3> (q)
+  n_rows = Squeeze (n_rows1)
+  head1 = Shape <start = 3, end = 4> (q)
+  kv_heads1 = Shape <start = 1, end = 2> (k)
+  batch1 = Shape <start = 0, end = 1> (q)
+  past = Cast <to = 7> (past_lengths)
+  past_column = Unsqueeze (past, one)
+  offsets = Range (zero, n_rows, one)
+  rows = Add (past_column, offsets)
+  rows4 = Unsqueeze (rows, axes_head)
+  new_shape = Shape (k)
+  at = Expand (rows4, new_shape)
+  k_pool_out = ScatterElements <axis = 2> (k_pool, at, k)
+  v_pool_out = ScatterElements <axis = 2> (v_pool, at, v)
+  longest = ReduceMax <keepdims = 0> (past)
+  total = Add (longest, n_rows)
+  total1 = Unsqueeze (total, axis0)
+  keys4 = Slice (k_pool_out, axis0, total1, axis2)
+  values4 = Slice (v_pool_out, axis0, total1, axis2)
+  keys = Unsqueeze (keys4, axis2)
+  values = Unsqueeze (values4, axis2)
+  minus_one = Constant <value_ints = [-1]> ()
+  grouped = Concat <axis = 0> (batch1, kv_heads1, minus_one, n_rows1, head1)
+  q5 = Reshape (q, grouped)
+  keys_t = Transpose <perm = [0, 1, 2, 4, 3]> (keys)
+  products = MatMul (q5, keys_t)
+  factor_f = Constant <value_float: float = @scale> ()
+  factor = CastLike (factor_f, q)
+  scaled = Mul (products, factor)
+  cap_f = Constant <value_float: float = @softcap> ()
+  zero_f = Constant <value_float = 0.0> ()
+  one_f = Constant <value_float = 1.0> ()
+  capped = Greater (cap_f, zero_f)
+  cap_safe = Where (capped, cap_f, one_f)
+  cap = CastLike (cap_safe, q)
+  ratio = Div (scaled, cap)
+  bent = Tanh (ratio)
+  limited = Mul (bent, cap)
+  scores = Where (capped, limited, scaled)
+  key_positions = Range (zero, total, one)
+  rows_column = Unsqueeze (rows, axis2)
+  not_later = LessOrEqual (key_positions, rows_column)
+  width = Constant <value_int: int = @window> ()
+  no_window = Less (width, zero)
+  first = Sub (rows_column, width)
+  in_window = Greater (key_positions, first)
+  near = Or (in_window, no_window)
+  seen0 = And (not_later, near)
+{tree}
+  seen5 = Unsqueeze (seen, axes_row)
+  lowest_f = Constant <value_float = -inf> ()
+  lowest = CastLike (lowest_f, q)
+  masked = Where (seen5, scores, lowest)
+{softmax}
+  mixed = MatMul (weights, values)
+  out_shape = Shape (q)
+  o = Reshape (mixed, out_shape)
+}}
+"""
+
+_NO_TREE = "  seen = Identity (seen0)"
+# The mask speaks of the new rows; every older key counts as an ancestor.
+_TREE = """
+  axis1 = Constant <value_ints = [1]> ()
+  tree3 = Squeeze (tree_mask, axis1)
+  past3 = Unsqueeze (past_column, axis2)
+  relative = Sub (key_positions, past3)
+  older = Less (relative, zero)
+  last = Sub (n_rows, one)
+  inside = Clip (relative, zero, last)
+  tree_shape = Concat <axis = 0> (batch1, n_rows1, total1)
+  tree_at = Expand (inside, tree_shape)
+  ancestor = GatherElements <axis = 2> (tree3, tree_at)
+  allowed = Or (ancestor, older)
+  seen = And (seen0, allowed)
+"""
+
+_NO_SINKS = "  weights = Softmax <axis = -1> (masked)"
+_SINKS = """
+  sink_shape = Concat <axis = 0> (axis_one1, kv_heads1, minus_one, axis_one1, axis_one1)
+  sink5 = Reshape (sinks, sink_shape)
+  column_shape0 = Shape <start = 0, end = 4> (masked)
+  column_shape = Concat <axis = 0> (column_shape0, axis_one1)
+  sink_column = Expand (sink5, column_shape)
+  extended = Concat <axis = 4> (masked, sink_column)
+  all_weights = Softmax <axis = -1> (extended)
+  axis4 = Constant <value_ints = [4]> ()
+  weights = Slice (all_weights, axis0, total1, axis4)
+"""
+
+
+def function_body(has_sinks: bool = False, has_tree: bool = False) -> ir.Function:
+    """The operator in standard operators, for graphs whose nodes have these optional inputs.
+
+    Any number of sequences and rows; costs a copy of the pools a call, so it is what runs only where no
+    kernel does.
+    """
+    parameters = ", sinks" if has_sinks or has_tree else ""
+    parameters += ", tree_mask" if has_tree else ""
+    softmax = "  axis_one1 = Constant <value_ints = [1]> ()" + _SINKS if has_sinks else _NO_SINKS
+    tree = _TREE if has_tree else _NO_TREE
+    return parse_function(_BODY.format(parameters=parameters, tree=tree, softmax=softmax))
