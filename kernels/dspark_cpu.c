@@ -3,6 +3,7 @@
 #include "dspark_ort.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define TRY(call)                        \
@@ -24,7 +25,9 @@ typedef struct {
 /* One node: the runtime's table and the node's attributes. */
 typedef struct {
   const OrtApi *api;
-  int64_t bits, k, n;
+  int64_t bits, k, n;    /* BlockMatMul */
+  float scale, softcap;  /* VerifyAttention */
+  int64_t window;
 } Node;
 
 static void run_on_runtime(const Pool *pool, void (*body)(void *, size_t), size_t count, void *argument) {
@@ -70,6 +73,14 @@ static int64_t elements(const Tensor *tensor) {
   return count;
 }
 
+static OrtStatus *keep_node(Node node, void **out) {
+  Node *kept = malloc(sizeof node);
+  REQUIRE(node.api, kept, "ai.dspark: out of memory");
+  *kept = node;
+  *out = kept;
+  return NULL;
+}
+
 /* ---- BlockMatMul ---- */
 
 static OrtStatus *create_block_matmul(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
@@ -81,11 +92,7 @@ static OrtStatus *create_block_matmul(const OrtCustomOp *op, const OrtApi *api, 
   REQUIRE(api, node.bits == 4 || node.bits == 8, "ai.dspark::BlockMatMul: bits must be 4 or 8");
   REQUIRE(api, node.k > 0 && node.k % BLOCK == 0, "ai.dspark::BlockMatMul: K must be a positive multiple of 32");
   REQUIRE(api, node.n > 0, "ai.dspark::BlockMatMul: N must be positive");
-  Node *kept = malloc(sizeof node);
-  REQUIRE(api, kept, "ai.dspark: out of memory");
-  *kept = node;
-  *out = kept;
-  return NULL;
+  return keep_node(node, out);
 }
 
 static OrtStatus *compute_block_matmul(void *kernel, OrtKernelContext *context) {
@@ -108,7 +115,7 @@ static OrtStatus *compute_block_matmul(void *kernel, OrtKernelContext *context) 
   BlockMatMul op = {.rows = elements(&x) / node->k, .k = node->k, .n = node->n, .bits = (int)node->bits,
                     .x = x.data, .weight = weight.data, .scales = scales.data, .mins = mins.data, .y = y.data};
   Pool pool = {run_on_runtime, api, context};
-  REQUIRE(api, dspark_block_matmul(&op, dspark_cpu_level(), &pool) == 0, "ai.dspark::BlockMatMul: out of memory");
+  REQUIRE(api, dspark_block_matmul(&op, &pool) == 0, "ai.dspark::BlockMatMul: out of memory");
   return NULL;
 }
 
@@ -116,6 +123,87 @@ static const char *block_matmul_name(const OrtCustomOp *op) { (void)op; return "
 static size_t block_matmul_inputs(const OrtCustomOp *op) { (void)op; return 4; }
 static int block_matmul_type(const OrtCustomOp *op, size_t i) { (void)op; return i == 1 ? ORT_UINT8 : ORT_FLOAT; }
 static int block_matmul_kind(const OrtCustomOp *op, size_t i) { (void)op; return i == 3 ? ORT_OPTIONAL : ORT_REQUIRED; }
+
+/* ---- VerifyAttention ---- */
+
+enum { IN_Q, IN_K, IN_V, IN_K_POOL, IN_V_POOL, IN_PAST, IN_SINKS, IN_TREE, ATTENTION_INPUTS };
+
+static OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
+  (void)op;
+  Node node = {.api = api, .window = -1};
+  TRY(ort_attribute_float(api)(info, "scale", &node.scale));
+  OrtStatus *absent = ort_attribute_float(api)(info, "softcap", &node.softcap);
+  if (absent) ort_release_status(api)(absent);
+  absent = ort_attribute_int(api)(info, "window", &node.window);
+  if (absent) ort_release_status(api)(absent);
+  return keep_node(node, out);
+}
+
+static int has_shape(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d) {
+  return t->rank == 4 && t->dims[0] == a && t->dims[1] == b && t->dims[2] == c && t->dims[3] == d;
+}
+
+static OrtStatus *check_attention(const OrtApi *api, const Tensor *in, const VerifyAttention *a) {
+  REQUIRE(api, a->kv_heads > 0 && a->heads % a->kv_heads == 0,
+          "ai.dspark::VerifyAttention: query heads must be a multiple of KV heads");
+  REQUIRE(api, a->dim > 0 && a->dim % 8 == 0 && a->dim <= MAX_HEAD,
+          "ai.dspark::VerifyAttention: the head size must be a multiple of 8, at most 512");
+  REQUIRE(api, has_shape(&in[IN_K], a->batch, a->kv_heads, a->rows, a->dim) &&
+                   has_shape(&in[IN_V], a->batch, a->kv_heads, a->rows, a->dim),
+          "ai.dspark::VerifyAttention: k and v must be [batch, kv_heads, rows, head_dim]");
+  REQUIRE(api, has_shape(&in[IN_K_POOL], a->batch, a->kv_heads, a->pool_rows, a->dim) &&
+                   has_shape(&in[IN_V_POOL], a->batch, a->kv_heads, a->pool_rows, a->dim),
+          "ai.dspark::VerifyAttention: the pools must be [batch, kv_heads, pool_rows, head_dim]");
+  REQUIRE(api, elements(&in[IN_PAST]) == a->batch, "ai.dspark::VerifyAttention: past_lengths must be [batch]");
+  REQUIRE(api, !a->sinks || elements(&in[IN_SINKS]) == a->heads, "ai.dspark::VerifyAttention: sinks must be [heads]");
+  REQUIRE(api, !a->tree || elements(&in[IN_TREE]) == a->batch * a->rows * a->rows,
+          "ai.dspark::VerifyAttention: tree_mask must be [batch, 1, rows, rows]");
+  for (int64_t b = 0; b < a->batch; b++)
+    REQUIRE(api, a->past[b] >= 0 && a->past[b] + a->rows <= a->pool_rows,
+            "ai.dspark::VerifyAttention: past_lengths plus the new rows must lie within the pool");
+  return NULL;
+}
+
+static void keep_pool(float *out, const Tensor *in) {
+  if (out != in->data) memcpy(out, in->data, (size_t)elements(in) * sizeof(float));
+}
+
+static OrtStatus *compute_attention(void *kernel, OrtKernelContext *context) {
+  const Node *node = kernel;
+  const OrtApi *api = node->api;
+  Tensor in[ATTENTION_INPUTS];
+  void *o, *k_pool, *v_pool;
+  for (size_t i = 0; i < ATTENTION_INPUTS; i++) TRY(read_input(api, context, i, &in[i]));
+  REQUIRE(api, in[IN_Q].rank == 4 && in[IN_K].rank == 4 && in[IN_K_POOL].rank == 4,
+          "ai.dspark::VerifyAttention: q, k and the pools must have 4 dimensions");
+  const int64_t *q = in[IN_Q].dims;
+  VerifyAttention a = {
+      .batch = q[0], .heads = q[1], .rows = q[2], .dim = q[3], .kv_heads = in[IN_K].dims[1],
+      .pool_rows = in[IN_K_POOL].dims[2], .q = in[IN_Q].data, .k = in[IN_K].data, .v = in[IN_V].data,
+      .past = in[IN_PAST].data, .sinks = in[IN_SINKS].data, .tree = in[IN_TREE].data,
+      .scale = node->scale, .softcap = node->softcap, .window = node->window,
+      .q_batch = q[1] * q[2] * q[3], .q_head = q[2] * q[3], .q_row = q[3],
+      .o_batch = q[1] * q[2] * q[3], .o_head = q[2] * q[3], .o_row = q[3]};
+  TRY(check_attention(api, in, &a));
+  TRY(make_output(api, context, 0, &in[IN_Q], &o));
+  TRY(make_output(api, context, 1, &in[IN_K_POOL], &k_pool));
+  TRY(make_output(api, context, 2, &in[IN_V_POOL], &v_pool));
+  keep_pool(k_pool, &in[IN_K_POOL]);
+  keep_pool(v_pool, &in[IN_V_POOL]);
+  a.o = o, a.k_pool = k_pool, a.v_pool = v_pool;
+  Pool pool = {run_on_runtime, api, context};
+  REQUIRE(api, dspark_verify_attention(&a, &pool) == 0, "ai.dspark::VerifyAttention: out of memory");
+  return NULL;
+}
+
+static const char *attention_name(const OrtCustomOp *op) { (void)op; return "VerifyAttention"; }
+static size_t attention_inputs(const OrtCustomOp *op) { (void)op; return ATTENTION_INPUTS; }
+static size_t attention_outputs(const OrtCustomOp *op) { (void)op; return 3; }
+static int attention_kind(const OrtCustomOp *op, size_t i) { (void)op; return i >= IN_SINKS ? ORT_OPTIONAL : ORT_REQUIRED; }
+static int attention_type(const OrtCustomOp *op, size_t i) {
+  (void)op;
+  return i == IN_PAST ? ORT_INT32 : i == IN_TREE ? ORT_BOOL : ORT_FLOAT;
+}
 
 /* ---- what all operators share ---- */
 
@@ -136,11 +224,18 @@ static const OrtCustomOp operators[] = {
     {SHARED, .name = block_matmul_name, .create_kernel_v2 = create_block_matmul, .compute_v2 = compute_block_matmul,
      .input_type = block_matmul_type, .input_kind = block_matmul_kind, .input_count = block_matmul_inputs,
      .output_count = one},
+    {SHARED, .name = attention_name, .create_kernel_v2 = create_attention, .compute_v2 = compute_attention,
+     .input_type = attention_type, .input_kind = attention_kind, .input_count = attention_inputs,
+     .output_count = attention_outputs},
 };
+
+/* Whether the library can serve this processor; asked before it is registered. */
+EXPORT int dspark_cpu_supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   const OrtApi *api = base->get_api(ORT_VERSION);
   OrtOpDomain *domain = NULL;
+  REQUIRE(api, dspark_cpu_supported(), "ai.dspark: this processor lacks AVX2 or FMA");
   TRY(ort_create_domain(api)("ai.dspark", &domain)); /* ONNX Runtime keeps it as long as the options' sessions live */
   for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) TRY(ort_domain_add(api)(domain, &operators[i]));
   return ort_add_domain(api)(options, domain);

@@ -1,8 +1,10 @@
-/* The kernels behind the `ai.dspark` operators on a CPU, free of any runtime's types.
+/* The kernels behind the `ai.dspark` operators on an x86-64 processor with AVX2, free of any runtime's types.
  *
  * Every kernel computes a row by an order of operations that depends on that row's own values and absolute position
  * only: never on how many rows share the call, on the tiling or on the number of threads.  A token's logits are
  * therefore the same bits whether it is decoded alone or verified among others.
+ *
+ * There is no slower path for other processors: without the library ONNX Runtime runs the operators' function bodies.
  */
 #ifndef DSPARK_CPU_H
 #define DSPARK_CPU_H
@@ -10,14 +12,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define DSPARK_AVX2 1
-#define AVX2_CODE __attribute__((target("avx2,fma")))
-#define AVX2_INLINE static inline __attribute__((always_inline, target("avx2,fma")))
+#if !defined(__x86_64__) || !defined(__GNUC__)
+#error "the CPU kernels are written for x86-64 and GCC or Clang"
 #endif
 
-enum { LEVEL_SCALAR = 0, LEVEL_AVX2 = 2 };
-enum { BLOCK = 32 };
+#define AVX2_CODE __attribute__((target("avx2,fma")))
+#define AVX2_INLINE static inline __attribute__((always_inline, target("avx2,fma")))
+
+enum { BLOCK = 32, MAX_HEAD = 512 };
 
 /* Runs `body(argument, i)` for every i < count, in any order, perhaps at once. */
 typedef struct Pool {
@@ -26,7 +28,7 @@ typedef struct Pool {
   const void *context;
 } Pool;
 
-/* y [rows, n] = x [rows, k] times the transposed block-quantised weight [n, k] (+ block minima). */
+/* y [rows, n] = x [rows, k] times the transposed block-quantised weight [n, k], plus the blocks' minima. */
 typedef struct {
   int64_t rows, k, n;
   int bits; /* 4 or 8 */
@@ -37,10 +39,24 @@ typedef struct {
   float *y;
 } BlockMatMul;
 
-/* The best level that this processor runs. */
-int dspark_cpu_level(void);
+/* Attention of `rows` new rows per sequence over a pool that holds the rows before them and receives the new ones.
+ * q and o are [batch, heads, rows, dim] in any layout given by their steps; the pools are dense. */
+typedef struct {
+  int64_t batch, heads, kv_heads, rows, dim, pool_rows;
+  const float *q;
+  const float *k, *v; /* [batch, kv_heads, rows, dim], or NULL: the pools hold the new rows already */
+  float *k_pool, *v_pool; /* [batch, kv_heads, pool_rows, dim] */
+  const int32_t *past;    /* [batch] */
+  const float *sinks;     /* [heads] or NULL */
+  const uint8_t *tree;    /* [batch, rows, rows] or NULL: which new rows a new row sees */
+  float scale, softcap;   /* softcap 0: none */
+  int64_t window;         /* -1: none */
+  int64_t q_batch, q_head, q_row, o_batch, o_head, o_row; /* in floats */
+  float *o;
+} VerifyAttention;
 
-/* Returns 0, or -1 when memory is short. */
-int dspark_block_matmul(const BlockMatMul *op, int level, const Pool *pool);
+/* Both return 0, or -1 when memory is short. */
+int dspark_block_matmul(const BlockMatMul *op, const Pool *pool);
+int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);
 
 #endif

@@ -10,9 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef DSPARK_AVX2
 #include <immintrin.h>
-#endif
 
 enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 4, COLUMN_TILE = 64, SERIAL_WORK = 1 << 15 };
 
@@ -33,7 +31,6 @@ typedef struct {
   const BlockMatMul *op;
   Activations in;
   int64_t blocks, pairs; /* of a row */
-  int level;
 } Job;
 
 /* Writes what the lanes of a block need: one lane of a whole group, or four of a remaining pair. */
@@ -63,59 +60,7 @@ static float block_inverse(float largest) {
   return largest > 1e-30f && largest < INFINITY ? 127.0f / largest : 0.0f;
 }
 
-static void quantise_row(const Job *job, int64_t row) {
-  const float *x = job->op->x + row * job->op->k;
-  for (int64_t block = 0; block < job->blocks; block++, x += BLOCK) {
-    int8_t *out = job->in.values + (row * job->pairs + block / 2) * PAIR;
-    float largest = 0, sum = 0;
-    int32_t total = 0;
-    for (int i = 0; i < BLOCK; i++) {
-      largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-      sum += x[i];
-    }
-    float inverse = block_inverse(largest);
-    for (int i = 0; i < BLOCK; i++) {
-      int8_t q = (int8_t)lrintf(x[i] * inverse);
-      out[job->op->bits == 4 ? (i & 1) * BLOCK + block % 2 * 16 + (i >> 1) : block % 2 * BLOCK + i] = q;
-      total += q;
-    }
-    store_factors(job, row, block, block_scale(largest, sum), sum, total);
-  }
-}
-
-static int32_t block_dot(const uint8_t *w, const int8_t *q, int bits, int odd) {
-  int32_t dot = 0;
-  for (int i = 0; i < BLOCK; i++)
-    dot += bits == 4 ? ((w[i / 2] >> (i & 1) * 4 & 15) - 8) * q[(i & 1) * BLOCK + odd * 16 + (i >> 1)]
-                     : (w[i] - 128) * q[odd * BLOCK + i];
-  return dot;
-}
-
-static void multiply_scalar(const Job *job, int64_t row, int64_t n) {
-  const BlockMatMul *op = job->op;
-  const Activations *in = &job->in;
-  float lanes[LANES] = {0}, rest[2] = {0};
-  for (int64_t block = 0; block < job->blocks; block++) {
-    int64_t at = n * job->blocks + block, inner = block % LANES, unit = block / LANES;
-    int four = op->bits == 4, odd = (int)(block & 1), lane = (int)(four ? odd * 4 + (inner >> 1) : inner);
-    float *sum = &lanes[inner];
-    if (unit == in->whole) {
-      unit += inner / 2;
-      lane = four ? odd * 4 : odd;
-      sum = &rest[odd];
-    }
-    int64_t factor = row * in->stride + unit * LANES + lane;
-    const int8_t *q = in->values + (row * job->pairs + block / 2) * PAIR;
-    *sum += (float)block_dot(op->weight + at * 4 * op->bits, q, op->bits, odd) * (op->scales[at] * in->scales[factor]);
-    if (op->mins) *sum += op->mins[at] * in->sums[factor];
-  }
-  float total = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-  op->y[row * op->n + n] = total + (rest[0] + rest[1]);
-}
-
-#ifdef DSPARK_AVX2
-
-AVX2_CODE static void quantise_row_avx2(const Job *job, int64_t row) {
+AVX2_CODE static void quantise_row(const Job *job, int64_t row) {
   const float *x = job->op->x + row * job->op->k;
   const __m256 sign = _mm256_set1_ps(-0.0f);
   const __m256i whole = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -316,27 +261,15 @@ AVX2_INLINE void multiply_bits(const Job *job, int64_t row, int64_t first, int64
   }
 }
 
-AVX2_CODE static void multiply_avx2(const Job *job, int64_t row, int64_t first, int64_t last, int rows) {
+AVX2_CODE static void multiply(const Job *job, int64_t row, int64_t first, int64_t last, int rows) {
   if (job->op->bits == 4 && job->op->mins) multiply_bits(job, row, first, last, rows, 4, 1);
   else if (job->op->bits == 4) multiply_bits(job, row, first, last, rows, 4, 0);
   else if (job->op->mins) multiply_bits(job, row, first, last, rows, 8, 1);
   else multiply_bits(job, row, first, last, rows, 8, 0);
 }
 
-#else
-static void quantise_row_avx2(const Job *job, int64_t row) { quantise_row(job, row); }
-static void multiply_avx2(const Job *job, int64_t row, int64_t first, int64_t last, int rows) {
-  for (int r = 0; r < rows; r++)
-    for (int64_t n = first; n < last; n++) multiply_scalar(job, row + r, n);
-}
-#endif
-
 static void quantise_item(void *argument, size_t row) {
-  const Job *job = argument;
-  if (job->level == LEVEL_AVX2)
-    quantise_row_avx2(job, (int64_t)row);
-  else
-    quantise_row(job, (int64_t)row);
+  quantise_row(argument, (int64_t)row);
 }
 
 static void multiply_item(void *argument, size_t tile) {
@@ -345,12 +278,7 @@ static void multiply_item(void *argument, size_t tile) {
   if (last > job->op->n) last = job->op->n;
   for (int64_t row = 0; row < job->op->rows; row += ROW_TILE) {
     int rows = (int)(job->op->rows - row < ROW_TILE ? job->op->rows - row : ROW_TILE);
-    if (job->level == LEVEL_AVX2) {
-      multiply_avx2(job, row, first, last, rows);
-      continue;
-    }
-    for (int r = 0; r < rows; r++)
-      for (int64_t n = first; n < last; n++) multiply_scalar(job, row + r, n);
+    multiply(job, row, first, last, rows);
   }
 }
 
@@ -371,15 +299,8 @@ static int reserve(Job *job) {
   return 0;
 }
 
-int dspark_cpu_level(void) {
-#ifdef DSPARK_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return LEVEL_AVX2;
-#endif
-  return LEVEL_SCALAR;
-}
-
-int dspark_block_matmul(const BlockMatMul *op, int level, const Pool *pool) {
-  Job job = {.op = op, .level = level};
+int dspark_block_matmul(const BlockMatMul *op, const Pool *pool) {
+  Job job = {.op = op};
   if (op->rows == 0) return 0;
   if (reserve(&job)) return -1;
   if (op->rows * op->k < SERIAL_WORK)

@@ -1,0 +1,330 @@
+/* Attention of a few (or many) new rows over the KV pool.
+ *
+ * The pool is cut into tiles of 128 rows at absolute positions.  A tile gives a row its maximum, the sum of its
+ * exponentials and its weighted values; tiles are merged in order, as in Flash Attention (Dao et al., 2022), so the
+ * result depends on the row's own position only.  The query heads of one KV head share every load of a key or value.
+ * Rows of the pool that a row may not see are never read as values, so whatever a rollback left there is harmless.
+ */
+#include "dspark_cpu.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TILE = 128, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8 };
+
+typedef struct {
+  const VerifyAttention *op;
+  int64_t first_tile, tiles, row_blocks;
+  float *partials; /* [batch, heads, rows, tiles, dim + 8]: values, maximum, sum; NULL when merged at once */
+  float *totals;   /* [batch, heads, rows, 2]: maximum, sum */
+} Job;
+
+/* The part of one tile that a new row of one sequence sees. */
+typedef struct {
+  int64_t batch, kv_head, row;
+  int64_t start, known, end; /* keys start .. known - 1 all, known .. end - 1 by the tree mask */
+} Span;
+
+AVX2_INLINE __m256 exp_lanes(__m256 x) {
+  const __m256 low = _mm256_set1_ps(-87.3365f), one = _mm256_set1_ps(1.0f);
+  __m256 seen = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* NaN stays NaN, -inf becomes 0 */
+  __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  n = _mm256_max_ps(_mm256_set1_ps(-126.0f), n);
+  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x), y = _mm256_set1_ps(1.9875691500e-4f);
+  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+  y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(1.3981999507e-3f));
+  y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(8.3334519073e-3f));
+  y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(4.1665795894e-2f));
+  y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(1.6666665459e-1f));
+  y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(5.0000001201e-1f));
+  y = _mm256_fmadd_ps(y, _mm256_mul_ps(r, r), _mm256_add_ps(r, one));
+  __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_and_ps(_mm256_mul_ps(y, _mm256_castsi256_ps(power)), seen);
+}
+
+AVX2_INLINE float exp_one(float x) { return _mm256_cvtss_f32(exp_lanes(_mm256_set1_ps(x))); }
+
+AVX2_INLINE __m256 cap_lanes(__m256 x, float cap) { /* cap * tanh(x / cap) */
+  const __m256 one = _mm256_set1_ps(1.0f), limit = _mm256_set1_ps(20.0f);
+  __m256 twice = _mm256_mul_ps(x, _mm256_set1_ps(2.0f / cap));
+  twice = _mm256_min_ps(limit, _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), limit), twice));
+  __m256 e = exp_lanes(twice);
+  return _mm256_mul_ps(_mm256_set1_ps(cap), _mm256_div_ps(_mm256_sub_ps(e, one), _mm256_add_ps(e, one)));
+}
+
+AVX2_INLINE float max_of(__m256 v) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+AVX2_INLINE float sum_of(__m256 v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* scores[r][0 .. keys - 1] = scale * (query of head r) . key, for 1 or 4 keys. */
+AVX2_INLINE void score_keys(const VerifyAttention *op, const float *q, const float *key, int heads, int keys,
+                            float (*scores)[TILE], int64_t at) {
+  __m256 sums[SHARED][4];
+  for (int r = 0; r < heads; r++)
+    for (int j = 0; j < 4; j++) sums[r][j] = _mm256_setzero_ps();
+  for (int64_t d = 0; d < op->dim; d += LANES) {
+    __m256 query[SHARED];
+    for (int r = 0; r < heads; r++) query[r] = _mm256_loadu_ps(q + r * op->q_head + d);
+    for (int j = 0; j < keys; j++) {
+      __m256 k = _mm256_loadu_ps(key + j * op->dim + d);
+      for (int r = 0; r < heads; r++) sums[r][j] = _mm256_fmadd_ps(query[r], k, sums[r][j]);
+    }
+  }
+  for (int r = 0; r < heads; r++) {
+    __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(sums[r][0], sums[r][1]), _mm256_hadd_ps(sums[r][2], sums[r][3]));
+    __m128 dots = _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+    dots = _mm_mul_ps(dots, _mm_set1_ps(op->scale));
+    if (keys == 4)
+      _mm_storeu_ps(scores[r] + at, dots);
+    else
+      _mm_store_ss(scores[r] + at, dots);
+  }
+}
+
+/* values[r][d] += weights[r][j] * value j, key after key, for `width` vectors from d on. */
+AVX2_INLINE void add_values(const float *value, int64_t dim, int64_t first, int64_t last, int64_t base, int heads,
+                            int width, float (*weights)[TILE], float *values, int64_t step) {
+  __m256 sums[SHARED][4];
+  for (int r = 0; r < heads; r++)
+    for (int i = 0; i < width; i++) sums[r][i] = _mm256_loadu_ps(values + r * step + i * LANES);
+  for (int64_t j = first; j < last; j++) {
+    __m256 w[SHARED];
+    for (int r = 0; r < heads; r++) w[r] = _mm256_broadcast_ss(&weights[r][j - base]);
+    for (int i = 0; i < width; i++) {
+      __m256 v = _mm256_loadu_ps(value + j * dim + i * LANES);
+      for (int r = 0; r < heads; r++) sums[r][i] = _mm256_fmadd_ps(w[r], v, sums[r][i]);
+    }
+  }
+  for (int r = 0; r < heads; r++)
+    for (int i = 0; i < width; i++) _mm256_storeu_ps(values + r * step + i * LANES, sums[r][i]);
+}
+
+AVX2_INLINE void add_span(const float *value, int64_t dim, int64_t first, int64_t last, int64_t base, int heads,
+                          float (*weights)[TILE], float *values, int64_t step) {
+  int64_t d = 0;
+  for (; d + 4 * LANES <= dim; d += 4 * LANES)
+    add_values(value + d, dim, first, last, base, heads, 4, weights, values + d, step);
+  for (; d < dim; d += LANES) add_values(value + d, dim, first, last, base, heads, 1, weights, values + d, step);
+}
+
+static int sees(const VerifyAttention *op, Span s, int64_t key) {
+  return !op->tree || op->tree[(s.batch * op->rows + s.row) * op->rows + key - op->past[s.batch]];
+}
+
+/* Softmax numerators in place.  stats: maximum, sum. */
+AVX2_INLINE void exponentiate(float *scores, int64_t count, float *stats) {
+  __m256 most = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
+  for (int64_t j = 0; j < count; j += LANES) most = _mm256_max_ps(most, _mm256_loadu_ps(scores + j));
+  stats[0] = max_of(most);
+  most = _mm256_set1_ps(stats[0]);
+  for (int64_t j = 0; j < count; j += LANES) {
+    __m256 e = exp_lanes(_mm256_sub_ps(_mm256_loadu_ps(scores + j), most));
+    _mm256_storeu_ps(scores + j, e);
+    sum = _mm256_add_ps(sum, e);
+  }
+  stats[1] = sum_of(sum);
+}
+
+/* One tile for `heads` query heads of a row: out[r] = values [dim], maximum, sum. */
+AVX2_INLINE void attend_tile(const VerifyAttention *op, Span s, int64_t head, int heads, float *out, int64_t step) {
+  int64_t base = s.start / TILE * TILE, pool = (s.batch * op->kv_heads + s.kv_head) * op->pool_rows * op->dim;
+  int64_t count = (s.end - base + LANES - 1) / LANES * LANES, j = s.start;
+  const float *q = op->q + s.batch * op->q_batch + head * op->q_head + s.row * op->q_row;
+  const float *keys = op->k_pool + pool, *value = op->v_pool + pool;
+  float scores[SHARED][TILE];
+  for (; j + 4 <= s.end; j += 4) score_keys(op, q, keys + j * op->dim, heads, 4, scores, j - base);
+  for (; j < s.end; j++) score_keys(op, q, keys + j * op->dim, heads, 1, scores, j - base);
+  for (int r = 0; r < heads; r++) {
+    float *values = out + r * step;
+    for (int64_t i = 0; op->softcap > 0 && i < count; i += LANES)
+      _mm256_storeu_ps(scores[r] + i, cap_lanes(_mm256_loadu_ps(scores[r] + i), op->softcap));
+    for (j = base; j < s.start; j++) scores[r][j - base] = -INFINITY;
+    for (j = s.known; j < s.end; j++)
+      if (!sees(op, s, j)) scores[r][j - base] = -INFINITY;
+    for (j = s.end; j < base + count; j++) scores[r][j - base] = -INFINITY;
+    exponentiate(scores[r], count, values + op->dim);
+    memset(values, 0, (size_t)op->dim * sizeof(float));
+  }
+  add_span(value, op->dim, s.start, s.known, base, heads, scores, out, step);
+  for (j = s.known; j < s.end; j++)
+    if (sees(op, s, j)) add_span(value, op->dim, j, j + 1, base, heads, scores, out, step);
+}
+
+AVX2_CODE static void attend_heads(const VerifyAttention *op, Span s, int64_t head, int heads, float *out, int64_t step) {
+  switch (heads) {
+    case 1: attend_tile(op, s, head, 1, out, step); break;
+    case 2: attend_tile(op, s, head, 2, out, step); break;
+    default: attend_tile(op, s, head, SHARED, out, step);
+  }
+}
+
+/* Adds a tile's result to a row's running values, maximum and sum. */
+AVX2_CODE static void merge(float *o, float *total, const float *part, int64_t dim) {
+  float most = total[0] > part[dim] ? total[0] : part[dim];
+  float old = exp_one(total[0] - most), new = exp_one(part[dim] - most);
+  __m256 a = _mm256_set1_ps(old), b = _mm256_set1_ps(new);
+  for (int64_t d = 0; d < dim; d += LANES) {
+    __m256 kept = _mm256_mul_ps(_mm256_loadu_ps(o + d), a);
+    _mm256_storeu_ps(o + d, _mm256_fmadd_ps(_mm256_loadu_ps(part + d), b, kept));
+  }
+  total[0] = most;
+  total[1] = total[1] * old + part[dim + 1] * new;
+}
+
+/* The visible keys of a tile; false when there are none. */
+static int span_of(const VerifyAttention *op, int64_t batch, int64_t kv_head, int64_t row, int64_t tile, Span *s) {
+  int64_t past = op->past[batch], position = past + row, end = position + 1;
+  int64_t start = op->window >= 0 && position - op->window + 1 > 0 ? position - op->window + 1 : 0;
+  if (start < tile * TILE) start = tile * TILE;
+  if (end > (tile + 1) * TILE) end = (tile + 1) * TILE;
+  if (start >= end) return 0;
+  int64_t known = op->tree && past < end ? (past > start ? past : start) : end;
+  *s = (Span){batch, kv_head, row, start, known, end};
+  if (known > start) return 1;
+  for (int64_t j = start; j < end; j++)
+    if (sees(op, *s, j)) return 1;
+  return 0;
+}
+
+static int64_t row_index(const VerifyAttention *op, int64_t batch, int64_t head, int64_t row) {
+  return (batch * op->heads + head) * op->rows + row;
+}
+
+static float *output_row(const VerifyAttention *op, int64_t batch, int64_t head, int64_t row) {
+  return op->o + batch * op->o_batch + head * op->o_head + row * op->o_row;
+}
+
+/* One tile of a KV head for the rows first .. last - 1. */
+static void attend_rows(const Job *job, int64_t batch, int64_t kv_head, int64_t tile, int64_t first, int64_t last) {
+  const VerifyAttention *op = job->op;
+  int64_t group = op->heads / op->kv_heads, step = op->dim + PARTIAL;
+  float local[SHARED * (MAX_HEAD + PARTIAL)];
+  Span s;
+  for (int64_t row = first; row < last; row++) {
+    if (!span_of(op, batch, kv_head, row, tile, &s)) continue;
+    for (int64_t done = 0; done < group;) {
+      int64_t head = kv_head * group + done, left = group - done;
+      int heads = left == 4 ? 2 : (int)(left < SHARED ? left : SHARED);
+      if (job->partials) {
+        int64_t rows = op->rows * job->tiles * step;
+        float *out = job->partials + (row_index(op, batch, head, row) * job->tiles + tile - job->first_tile) * step;
+        attend_heads(op, s, head, heads, out, rows);
+      } else {
+        attend_heads(op, s, head, heads, local, step);
+        for (int r = 0; r < heads; r++)
+          merge(output_row(op, batch, head + r, row), job->totals + 2 * row_index(op, batch, head + r, row),
+                local + r * step, op->dim);
+      }
+      done += heads;
+    }
+  }
+}
+
+static void start_row(const Job *job, int64_t batch, int64_t head, int64_t row) {
+  const VerifyAttention *op = job->op;
+  float *total = job->totals + 2 * row_index(op, batch, head, row);
+  total[0] = op->sinks ? op->sinks[head] : -INFINITY;
+  total[1] = op->sinks ? 1.0f : 0.0f;
+  memset(output_row(op, batch, head, row), 0, (size_t)op->dim * sizeof(float));
+}
+
+AVX2_CODE static void finish_row(const Job *job, int64_t batch, int64_t head, int64_t row) {
+  const VerifyAttention *op = job->op;
+  float *o = output_row(op, batch, head, row);
+  __m256 sum = _mm256_set1_ps(job->totals[2 * row_index(op, batch, head, row) + 1]);
+  for (int64_t d = 0; d < op->dim; d += LANES) _mm256_storeu_ps(o + d, _mm256_div_ps(_mm256_loadu_ps(o + d), sum));
+}
+
+/* Many rows: all tiles of a block of rows of one KV head. */
+static void attend_block(void *argument, size_t item) {
+  const Job *job = argument;
+  const VerifyAttention *op = job->op;
+  int64_t group = op->heads / op->kv_heads, block = (int64_t)item % job->row_blocks, pair = (int64_t)item / job->row_blocks;
+  int64_t batch = pair / op->kv_heads, kv_head = pair % op->kv_heads;
+  int64_t first = block * FEW_ROWS, last = first + FEW_ROWS < op->rows ? first + FEW_ROWS : op->rows;
+  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
+    for (int64_t row = first; row < last; row++) start_row(job, batch, head, row);
+  for (int64_t tile = job->first_tile; tile < job->first_tile + job->tiles; tile++)
+    attend_rows(job, batch, kv_head, tile, first, last);
+  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
+    for (int64_t row = first; row < last; row++) finish_row(job, batch, head, row);
+}
+
+/* Few rows: one tile of one KV head for all rows, merged later. */
+static void attend_item(void *argument, size_t item) {
+  const Job *job = argument;
+  int64_t tile = (int64_t)item % job->tiles, pair = (int64_t)item / job->tiles;
+  attend_rows(job, pair / job->op->kv_heads, pair % job->op->kv_heads, job->first_tile + tile, 0, job->op->rows);
+}
+
+static void merge_row(const Job *job, int64_t batch, int64_t head, int64_t row) {
+  const VerifyAttention *op = job->op;
+  int64_t index = row_index(op, batch, head, row), step = op->dim + PARTIAL;
+  Span s;
+  start_row(job, batch, head, row);
+  for (int64_t tile = 0; tile < job->tiles; tile++)
+    if (span_of(op, batch, 0, row, job->first_tile + tile, &s))
+      merge(output_row(op, batch, head, row), job->totals + 2 * index,
+            job->partials + (index * job->tiles + tile) * step, op->dim);
+  finish_row(job, batch, head, row);
+}
+
+static void append_rows(const VerifyAttention *op) {
+  size_t bytes = (size_t)(op->rows * op->dim) * sizeof(float);
+  for (int64_t pair = 0; pair < op->batch * op->kv_heads; pair++) {
+    int64_t from = pair * op->rows * op->dim;
+    int64_t to = (pair * op->pool_rows + op->past[pair / op->kv_heads]) * op->dim;
+    memcpy(op->k_pool + to, op->k + from, bytes);
+    memcpy(op->v_pool + to, op->v + from, bytes);
+  }
+}
+
+/* The tiles that any row of any sequence can see. */
+static void find_tiles(Job *job) {
+  const VerifyAttention *op = job->op;
+  int64_t least = INT64_MAX, most = 0;
+  for (int64_t b = 0; b < op->batch; b++) {
+    int64_t start = op->window >= 0 && op->past[b] - op->window + 1 > 0 ? op->past[b] - op->window + 1 : 0;
+    if (start < least) least = start;
+    if (op->past[b] + op->rows > most) most = op->past[b] + op->rows;
+  }
+  job->first_tile = least / TILE;
+  job->tiles = (most + TILE - 1) / TILE - job->first_tile;
+}
+
+static void run_few(const Job *job, const Pool *pool) {
+  const VerifyAttention *op = job->op;
+  pool->run(pool, attend_item, (size_t)(op->batch * op->kv_heads * job->tiles), (void *)job);
+  for (int64_t batch = 0; batch < op->batch; batch++)
+    for (int64_t head = 0; head < op->heads; head++)
+      for (int64_t row = 0; row < op->rows; row++) merge_row(job, batch, head, row);
+}
+
+int dspark_verify_attention(const VerifyAttention *op, const Pool *pool) {
+  Job job = {.op = op, .row_blocks = (op->rows + FEW_ROWS - 1) / FEW_ROWS};
+  if (op->batch * op->rows == 0) return 0;
+  find_tiles(&job);
+  if (op->k) append_rows(op);
+  size_t rows = (size_t)(op->batch * op->heads * op->rows);
+  size_t partials = op->rows <= FEW_ROWS ? rows * (size_t)(job.tiles * (op->dim + PARTIAL)) : 0;
+  job.totals = malloc((2 * rows + partials) * sizeof(float));
+  if (!job.totals) return -1;
+  if (partials) {
+    job.partials = job.totals + 2 * rows;
+    run_few(&job, pool);
+  } else {
+    pool->run(pool, attend_block, (size_t)(op->batch * op->kv_heads * job.row_blocks), &job);
+  }
+  free(job.totals);
+  return 0;
+}
