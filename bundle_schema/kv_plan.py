@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import prod
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from dsc.bundle_schema.errors import PlanError
 from dsc.bundle_schema.model_info import ModelInfo
@@ -91,8 +91,8 @@ class KvPlan(StrictModel):
     rollback_slack: Annotated[int, Field(ge=1, le=4096)]
     block: tuple[Positive, Positive] = (128, 128)
     alignment: Positive = SLOT_ALIGNMENT
-    zones: tuple[Zone, ...]
-    slots: tuple[KvSlot, ...]
+    zones: Annotated[tuple[Zone, ...], FailFast()]
+    slots: Annotated[tuple[KvSlot, ...], FailFast()]
     total_nbytes: NBytes
 
     def slot(self, owner: Owner, layer: int, role: Role) -> KvSlot:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import FailFast, Field, JsonValue, model_validator
 
 from dsc.bundle_schema.model_info import ModelInfo
 from dsc.bundle_schema.strict_json import dump_canonical, parse_strict
@@ -93,8 +93,8 @@ class GraphEntry(StrictModel):
     role: Name
     ir_version: Annotated[int, Field(ge=1, le=1000)]
     opsets: dict[str, Annotated[int, Field(ge=1, le=10000)]]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: Annotated[tuple[TensorSpec, ...], FailFast()]
+    outputs: Annotated[tuple[TensorSpec, ...], FailFast()]
     operators: dict[str, Number] = Field(default_factory=dict)
     functions: tuple[Name, ...] = ()
     n_parameters: Number = 0
@@ -105,7 +105,7 @@ class ModelEntry(StrictModel):
     """A model and its graphs."""
 
     info: ModelInfo
-    graphs: tuple[GraphEntry, ...]
+    graphs: Annotated[tuple[GraphEntry, ...], FailFast()]
 
 
 class DraftEntry(StrictModel):
@@ -166,9 +166,10 @@ class Manifest(StrictModel):
     target: ModelEntry
     draft: DraftEntry
     tokenizer: TokenizerEntry = TokenizerEntry()
-    members: tuple[Member, ...] = ()
-    weights: tuple[WeightEntry, ...] = ()
-    kernels: tuple[KernelEntry, ...] = ()
+    # One wrong row is enough to refuse a table, and cheaper than a list of all that is wrong with it.
+    members: Annotated[tuple[Member, ...], FailFast()] = ()
+    weights: Annotated[tuple[WeightEntry, ...], FailFast()] = ()
+    kernels: Annotated[tuple[KernelEntry, ...], FailFast()] = ()
 
     def member(self, name: str) -> Member | None:
         """The entry of the member's table with this name, None when there is none."""

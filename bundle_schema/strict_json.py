@@ -21,9 +21,12 @@ from dsc.bundle_schema.bundle_errors import (
 )
 from dsc.bundle_schema.errors import DscError
 
-MAX_JSON_NBYTES: Final = 8 * 2**20
-MAX_JSON_VALUES: Final = 2**17
-"""With the parser's cost of at most some 250 bytes a value this keeps a hostile member under 64 MiB."""
+MAX_JSON_NBYTES: Final = 4 * 2**20
+MAX_JSON_VALUES: Final = 2**16
+MAX_JSON_OBJECTS: Final = 2**14
+MAX_JSON_KEYS: Final = 2**10
+"""Bounds of a member and (keys) of one object. A value may cost the parsers 600 bytes, an object 1,800, a wrong
+field 1,100: the bounds keep a hostile member under 64 MiB and leave room for some 4,000 tensors."""
 
 _MAX_ERRORS: Final = 1000
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -84,11 +87,15 @@ def _scan(data: bytes, where: str) -> dict[str, Any]:
     """Check size, duplicate keys and finite numbers, which pydantic does not; returns the version keys."""
     if len(data) > MAX_JSON_NBYTES:
         raise OversizedJson(where, f"at most {MAX_JSON_NBYTES} bytes are allowed, got {len(data)}")
-    n_values = data.count(b",") + data.count(b"[") + data.count(b"{")
-    if n_values > MAX_JSON_VALUES:
-        raise OversizedJson(where, f"at most {MAX_JSON_VALUES} values are allowed, got about {n_values}")
+    n_objects = data.count(b"{")
+    n_values = data.count(b",") + data.count(b"[") + n_objects
+    if n_values > MAX_JSON_VALUES or n_objects > MAX_JSON_OBJECTS:
+        limits = f"{MAX_JSON_VALUES} values, {MAX_JSON_OBJECTS} of them objects,"
+        raise OversizedJson(where, f"at most {limits} are allowed, got about {n_values} and {n_objects}")
 
     def check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
+        if len(pairs) > MAX_JSON_KEYS:
+            raise OversizedJson(where, f"an object may have {MAX_JSON_KEYS} keys at most, got {len(pairs)}")
         if len(dict(pairs)) != len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
