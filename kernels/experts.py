@@ -50,21 +50,26 @@ def _gated(x: Array, attributes: Mapping[str, Any]) -> Array:
     if activation == "swiglu_limited":
         limit, alpha = attributes["limit"], attributes["alpha"]
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-        return gate / (1 + np.exp(-alpha * gate)) * (up + 1)
-    return _activate(gate, activation) * up
+        inner: Array = gate / (1 + np.exp(-alpha * gate)) * (up + 1)
+        return inner
+    inner = _activate(gate, activation) * up
+    return inner
 
 
 def _activate(x: Array, activation: str) -> Array:
     from math import erf
 
+    positive: Array = np.maximum(x, 0)
+    if activation in ("relu", "relu2"):
+        return positive if activation == "relu" else positive**2
     if activation == "silu":
-        return x / (1 + np.exp(-x))
-    if activation == "gelu":
-        return x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
-    if activation == "gelu_tanh":
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    positive = np.maximum(x, 0)
-    return positive if activation == "relu" else positive**2
+        share = 1 / (1 + np.exp(-x))
+    elif activation == "gelu":
+        share = 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+    else:
+        share = 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    product: Array = x * share
+    return product
 
 
 def make_inputs(axes: Axes, seed: int) -> dict[str, Array]:
