@@ -1,0 +1,175 @@
+"""What a bundle needs is checked before anything runs, and what was asked for is what happens."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scripted_lm import greedy_reference, scripted_lm
+from toy_bundle import toy_bundle, toy_info, write_bundle
+
+from dsc.bundle_schema.bundle_errors import ChecksumMismatch
+from dsc.bundle_schema.certificate import Certificate
+from dsc.bundle_schema.container import open_bundle
+from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
+from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
+from dsc.runtime import load
+from dsc.runtime.verified_files import cache_folder
+
+TABLE = np.random.default_rng(2).normal(size=(20, 20)).astype(np.float32)
+EXPECTED = greedy_reference(TABLE, [1], 10)
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return toy_bundle(tmp_path / "toy.dsmodel", TABLE)
+
+
+def flip_a_byte(path, member):
+    with open_bundle(path) as bundle:
+        offset = bundle.member(member).offset
+    status = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        first = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([first ^ 1]))
+    return status
+
+
+def test_a_bundle_that_needs_a_newer_onnxruntime_is_refused_in_one_line(tmp_path):
+    path = toy_bundle(tmp_path / "toy.dsmodel", TABLE, min_onnxruntime="99.0")
+    with pytest.raises(HostError, match=r"onnxruntime 99\.0 or newer is required, got 1\.") as error:
+        load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_are_found_under_any_name_folder_and_link(path, tmp_path):
+    blob = tmp_path / "blobs" / "3f786850e387550fdab836ed7e6dc881de23001b"
+    blob.parent.mkdir()
+    shutil.copy(path, blob)
+    link = tmp_path / "snapshot" / "model.dsmodel"
+    link.parent.mkdir()
+    link.symlink_to(os.path.relpath(blob, link.parent))
+    for place in (path, blob, link):
+        assert list(load(place).generate([1], 10).ids) == EXPECTED
+
+
+def test_loading_works_from_another_folder(path, monkeypatch):
+    monkeypatch.chdir("/")
+    assert list(load(path).generate([1], 10).ids) == EXPECTED
+    monkeypatch.chdir(path.parent)
+    assert list(load(path.name).generate([1], 10).ids) == EXPECTED
+
+
+def test_verification_once_remembers_the_file_until_it_changes(path):
+    load(path)
+    assert len(list(cache_folder().iterdir())) == 1
+    status = flip_a_byte(path, "target/graph.onnx")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(ChecksumMismatch, match=r"target/graph\.onnx"):
+        load(path)
+
+
+def test_verification_always_and_never(path):
+    flip_a_byte(path, "certificate.json")
+    with pytest.raises(ChecksumMismatch, match=r"certificate\.json"):
+        load(path, verify="always")
+    with pytest.raises(RequestError, match="'always', 'once' or 'never' is required, got 'sometimes'"):
+        load(path, verify="sometimes")
+
+
+def test_a_cache_folder_that_cannot_be_written_is_no_error(path, tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert list(load(path).generate([1], 10).ids) == EXPECTED
+
+
+def test_an_unknown_or_absent_provider_is_refused(path):
+    with pytest.raises(RequestError, match="one of cpu, cuda is required, got 'tpu'"):
+        load(path, provider="tpu")
+    with pytest.raises(HostError, match="CUDAExecutionProvider is required"):
+        load(path, provider="cuda")
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_thread_count_below_one_is_refused(path, threads):
+    with pytest.raises(RequestError, match="at least 1 is required"):
+        load(path, threads=threads)
+
+
+def test_threads_follow_the_allowed_cpus_without_complaint(path):
+    script = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from dsc.runtime import load\n"
+        f"model = load({str(path)!r}, verify='never')\n"
+        "print(model.bundle.settings.threads, *model.generate([1], 10).ids)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", *map(str, EXPECTED)]
+    assert done.stderr == ""
+
+
+def test_a_certificate_that_did_not_pass_is_shown_and_can_be_refused(tmp_path):
+    certificate = Certificate(verdict="not_strict", reasons=("2 sequences differ",), device="toy")
+    path = toy_bundle(tmp_path / "toy.dsmodel", TABLE, certificate=certificate)
+    assert load(path).generate([1], 5).stats.certificate == "not_strict"
+    with pytest.raises(CheckFailed, match=r"got 'not_strict' \(2 sequences differ\)"):
+        load(path, certified=True)
+
+
+def test_a_draft_that_cannot_be_loaded_is_an_error_or_is_reported(tmp_path):
+    draft = scripted_lm(TABLE)
+    draft.graph.node[0].op_type = "NoSuchOperator"
+    path = write_bundle(
+        tmp_path / "toy.dsmodel",
+        scripted_lm(TABLE),
+        toy_info(20),
+        draft=draft,
+        draft_info=toy_info(20),
+        draft_kind="model",
+    )
+    with pytest.raises(HostError, match=r"draft/graph\.onnx: onnxruntime .* refused the graph"):
+        load(path)
+    result = load(path, strict=False).generate([1], 10)
+    assert list(result.ids) == EXPECTED
+    assert result.stats.speculation == "off"
+    assert "draft/graph.onnx" in result.stats.speculation_reason
+
+
+def test_a_bundle_without_a_draft_says_so(tmp_path):
+    path = toy_bundle(tmp_path / "toy.dsmodel", TABLE, draft_kind="none")
+    stats = load(path).generate([1], 10).stats
+    assert (stats.speculation, stats.speculation_reason) == ("off", "the bundle offers no draft of kind 'none'")
+
+
+def test_a_disabled_proposer_is_not_used(tmp_path):
+    config = DflashConfig(proposers={"ngram": Proposer(enabled=False)})
+    model = load(toy_bundle(tmp_path / "toy.dsmodel", TABLE, config=config))
+    assert model.proposers == ()
+    assert model.generate([1], 10).stats.speculation == "off"
+
+
+def test_a_graph_input_that_nothing_feeds_is_named(tmp_path):
+    model = scripted_lm(TABLE)
+    model.graph.input[0].name = "tokens"
+    model.graph.node[2].input[0] = "tokens"
+    path = write_bundle(tmp_path / "toy.dsmodel", model, toy_info(20))
+    with pytest.raises(Exception, match=r"target/graph\.onnx: graph input 'tokens' is neither"):
+        load(path)
+
+
+def test_a_short_window_limits_the_proposer_by_the_configuration(tmp_path):
+    config = DflashConfig(proposers={"self": Proposer(max_window=2, max_context=9)})
+    path = toy_bundle(tmp_path / "toy.dsmodel", TABLE, TABLE, draft_kind="self", config=config)
+    stats = load(path).generate([1], 40).stats
+    assert max(stats.windows) == 2
+    assert stats.fallbacks["context too long"] > 20
