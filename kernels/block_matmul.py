@@ -111,7 +111,7 @@ BLOCK_MATMUL = KernelContract(
     example={"M": 3, "G": 5, "K": 160, "N": 37, "P": 16},
     # onnxruntime quantises the activations only where it may repack a constant weight, and then with roundings
     # of its own; elsewhere it keeps them in float. Half a code of 254 is the bound between the two.
-    tolerances={"float32": 8e-3},
+    tolerances={"float32": 1.6e-2},
 )
 
 _PLAIN = """
