@@ -142,3 +142,11 @@ BlockMatMul <bits, K, N, block: int = 32>
 def function_body(has_mins: bool = False) -> ir.Function:
     """The operator as onnxruntime's MatMulNBits, plus a product of block sums when there are minima."""
     return parse_function(_WITH_MINS if has_mins else _PLAIN, microsoft=True)
+
+
+def function_for(node: ir.Node) -> ir.Function:
+    """The body that fits a node's inputs; nodes with and without minima differ in their overload."""
+    has_mins = len(node.inputs) > 3 and node.inputs[3] is not None
+    function = function_body(has_mins)
+    function.overload = "mins" if has_mins else "plain"
+    return function

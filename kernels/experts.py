@@ -215,6 +215,17 @@ def function_body(attributes: Mapping[str, Any], has_bias: bool) -> ir.Function:
     return parse_function(text)
 
 
+def function_for(node: ir.Node) -> ir.Function:
+    """The body that fits a node's attributes and inputs; its overload names them."""
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    has_bias = len(node.inputs) > 5
+    function = function_body(attributes, has_bias)
+    form = [str(attributes.get("activation", "silu"))]
+    form += [name for name in ("gated", "interleaved", "transposed") if attributes.get(name)]
+    function.overload = "_".join([*form, "bias"] if has_bias else form)
+    return function
+
+
 def _bias(bias: str, source: str, result: str) -> str:
     return (
         f"  {bias}_axis = Constant <value_ints = [1]> ()\n"

@@ -259,3 +259,12 @@ def function_body(has_sinks: bool = False, has_tree: bool = False) -> ir.Functio
     softmax = "  axis_one1 = Constant <value_ints = [1]> ()" + _SINKS if has_sinks else _NO_SINKS
     tree = _TREE if has_tree else _NO_TREE
     return parse_function(_BODY.format(parameters=parameters, tree=tree, softmax=softmax))
+
+
+def function_for(node: ir.Node) -> ir.Function:
+    """The body that fits a node's optional inputs."""
+    has_sinks, has_tree = (len(node.inputs) > index and node.inputs[index] is not None for index in (6, 7))
+    function = function_body(has_sinks, has_tree)
+    optional = [name for name, here in (("sinks", has_sinks), ("tree", has_tree)) if here]
+    function.overload = "_".join(optional) or "plain"
+    return function

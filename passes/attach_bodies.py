@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -18,7 +17,7 @@ BODIES: dict[str, str] = {
     "Experts": "dsc.kernels.experts",
     "VerifyAttention": "dsc.kernels.verify_attention",
 }
-"""Operator of the `ai.dspark` domain -> module whose ``function_body(backend)`` makes its body."""
+"""Operator of the `ai.dspark` domain -> module whose ``function_for(node)`` makes the body for a node."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +33,25 @@ class AttachBodiesPass(GraphPass):
     onnxruntime inlines the function unless a loaded library implements the operator, so one graph serves both.
 
     Rules:
-        1. An operator in use gets its body once; one that has a body keeps it.
-        2. The opsets that a body uses are imported by the model as well.
+        1. A node without a body gets the one for its inputs and attributes; nodes of one form share it.
+        2. Forms of one operator are told apart by the overload.
+        3. The opsets that a body uses are imported by the model as well.
     """
 
     name: ClassVar[str] = "attach-bodies"
 
-    backend: Literal["cpu", "cuda"] = "cpu"
-
     def call(self, model: ir.Model) -> PassResult:
         """Attach what is missing."""
         attached = 0
-        for operator in sorted(_without_body(model)):
-            if operator not in BODIES:
-                raise PassError(f"operator {DSPARK}::{operator}", "has no function body", f"known: {sorted(BODIES)}")
-            body: ir.Function = import_module(BODIES[operator]).function_body(self.backend)
+        for node in _without_body(model):
+            if node.op_type not in BODIES:
+                raise PassError(
+                    f"operator {DSPARK}::{node.op_type}", "has no function body", f"known: {sorted(BODIES)}"
+                )
+            body: ir.Function = import_module(BODIES[node.op_type]).function_for(node)
+            node.overload = body.overload
+            if body.identifier() in model.functions:
+                continue
             model.functions[body.identifier()] = body
             for domain, version in body.opset_imports.items():
                 model.graph.opset_imports.setdefault(domain, version)
@@ -57,17 +60,10 @@ class AttachBodiesPass(GraphPass):
 
     def ensures(self, model: ir.Model) -> None:
         """Every `ai.dspark` operator has a body."""
-        for operator in _without_body(model):
-            raise PassError(f"operator {DSPARK}::{operator}", "was left without a function body")
+        for node in _without_body(model):
+            raise PassError(f"operator {DSPARK}::{node.op_type}", "was left without a function body")
 
 
-def _without_body(model: ir.Model) -> set[str]:
-    bodies = {(function.domain, function.name) for function in model.functions.values()}
-    used = {node.op_type for node in _all_nodes(model) if node.domain == DSPARK}
-    return {operator for operator in used if (DSPARK, operator) not in bodies}
-
-
-def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    yield from model.graph.all_nodes()
-    for function in model.functions.values():
-        yield from function.all_nodes()
+def _without_body(model: ir.Model) -> list[ir.Node]:
+    nodes = [node for node in model.graph.all_nodes() if node.domain == DSPARK]
+    return [node for node in nodes if node.op_identifier() not in model.functions]
