@@ -13,20 +13,22 @@ import importlib
 import importlib.metadata
 import json
 import os
+import pickle
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from dsc.bundle_schema.errors import HostError, KernelError
+from dsc.bundle_schema.errors import DscError, HostError, KernelError
 from dsc.kernels import sass
-from dsc.kernels.gpu_targets import Architecture, architectures
+from dsc.kernels.gpu_targets import Architecture, architecture, architectures
 from dsc.kernels.kernel_variant import KernelVariant
 from dsc.kernels.launch_record import KernelArg, LaunchRecord
 
@@ -112,7 +114,7 @@ def _build(variant: KernelVariant, arch: Architecture) -> TritonKernel:
     source = ASTSource(
         fn=kernel,
         signature={name: types.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
+        constexprs={(names.index(name),): _constant(value) for name, value in variant.constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible_by_16},
     )
     options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
@@ -131,6 +133,13 @@ def _build(variant: KernelVariant, arch: Architecture) -> TritonKernel:
             return triton.compile(source, target=target, options=options)
         except (TritonError, RuntimeError) as error:
             raise KernelError(variant.name, f"does not compile for {arch.name}: {error}") from error
+
+
+def _constant(value: int | float | bool | str) -> Any:
+    """A compile-time constant as Triton takes it; text names an element type."""
+    import triton.language as tl
+
+    return getattr(tl, value) if isinstance(value, str) else value
 
 
 def _record(variant: KernelVariant, arch: Architecture, built: TritonKernel, code: bytes, version: str) -> LaunchRecord:
@@ -224,10 +233,32 @@ def _store(folder: Path, kernel: CompiledKernel) -> None:
                 os.replace(made / name, folder / name)
 
 
-def _compile_named(job: tuple[KernelVariant, str]) -> CompiledKernel:
-    """One job of the process pool."""
-    variant, name = job
-    return compile_kernel(variant, architectures((name,))[0])
+def _compile_in_process(jobs: list[tuple[KernelVariant, str]]) -> list[CompiledKernel]:
+    """Compile jobs in a fresh Python process.
+
+    Not `multiprocessing`: its start methods import the caller's main script again, which a library must not do.
+    """
+    command = [sys.executable, "-P", "-c", "from dsc.kernels.aot import worker; worker()"]
+    done = subprocess.run(command, input=pickle.dumps(jobs), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise KernelError("kernel compiler process", f"ended with code {done.returncode}", "see its messages above")
+    result = pickle.loads(done.stdout)
+    if isinstance(result, DscError):
+        raise result
+    return list(result)
+
+
+def worker() -> None:
+    """Body of a compiler process: pickled jobs on standard input, pickled kernels or an error on output."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    result: list[CompiledKernel] | DscError
+    try:
+        result = [compile_kernel(variant, architecture(name)) for variant, name in pickle.load(sys.stdin.buffer)]
+    except DscError as error:
+        result = error
+    with os.fdopen(output, "wb") as stream:
+        pickle.dump(result, stream)
 
 
 def default_cache() -> Path:
@@ -265,11 +296,14 @@ def compile_kernels(
     done = {i: found for i, folder in enumerate(folders) if folder and (found := _load(folder))}
     missing = [i for i in range(len(jobs)) if i not in done]
     todo = [(jobs[i][0], jobs[i][1].name) for i in missing]
+    built: list[CompiledKernel] = []
     if workers > 1 and len(todo) > 1:
-        with ProcessPoolExecutor(min(workers, len(todo)), mp_context=get_context("spawn")) as pool:
-            built = list(pool.map(_compile_named, todo))
+        shards = [todo[i::workers] for i in range(min(workers, len(todo)))]
+        with ThreadPoolExecutor(len(shards)) as pool:
+            finished = list(pool.map(_compile_in_process, shards))
+        built = [finished[i % len(shards)][i // len(shards)] for i in range(len(todo))]
     else:
-        built = [_compile_named(job) for job in todo]
+        built = [compile_kernel(variant, architecture(name)) for variant, name in todo]
     for i, kernel in zip(missing, built, strict=True):
         done[i] = kernel
         folder = folders[i]

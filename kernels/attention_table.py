@@ -26,15 +26,13 @@ def _padded(head_size: int) -> int:
 def tile_keys(head_size: int, rows: int, arch: Architecture, *, quantised: bool = False) -> int:
     """Keys a tile: 128 where registers and shared memory hold it, else fewer.
 
-    Found by compiling every configuration and looking for spills: only Hopper's matrix units, which take both
-    operands from shared memory, keep a 128 x 128 tile of head size 128 in registers; unpacking int8 needs more.
+    Found by compiling every configuration and looking for spills: a 128 x 128 tile stays in registers up to head
+    size 64 only, unpacking int8 takes registers too, and so does sm_86's and its relatives' smaller shared memory.
     """
     padded = _padded(head_size)
-    keys = 128
-    if arch.name != "sm_90":
-        small = arch.shared_per_block < 128 * 1024
-        keys //= (2 if quantised else 1) * (2 if rows >= 128 and padded > 64 else 1)
-        keys //= 2 if rows >= 128 and small else 1
+    keys = 128 // ((2 if quantised else 1) * (2 if rows >= 128 and padded > 64 else 1))
+    if rows >= 128 and arch.shared_per_block < 128 * 1024:
+        keys //= 2
     budget = arch.shared_per_block - 2 * rows * padded
     while keys > 16 and 2 * 2 * 2 * padded * keys > budget:
         keys //= 2
