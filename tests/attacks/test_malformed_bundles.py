@@ -1,6 +1,7 @@
 """Every way in which a bundle file can be wrong has its own error, and none is read past its check."""
 
 import os
+import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -40,7 +41,20 @@ def polyglot() -> bytes:
     return b"#!/bin/sh\nexit 1\n" + forge(sample_records())
 
 
+def crowded_directory() -> bytes:
+    """As many records as the directory's limit allows, all for one byte range."""
+    record = b"PK\x01\x02" + struct.pack(
+        "<BB5H3L5H2L", 20, 3, 20, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0o100644 << 16, 0
+    )
+    n_members = 2**21 // (len(record) + 1)
+    head = b"PK\x03\x04" + bytes(60)
+    nbytes = n_members * (len(record) + 1)
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, n_members, n_members, nbytes, len(head), 0)
+    return head + (record + b"a") * n_members + end
+
+
 STRUCTURE = {
+    "crowded directory": (crowded_directory, errors.MisalignedMember),
     "empty": (lambda: b"", errors.NotABundle),
     "other format": (lambda: b"\x7fELF" + bytes(1000), errors.NotABundle),
     "leading bytes": (polyglot, errors.NotABundle),
