@@ -59,7 +59,7 @@ def forward_graph(model: Any, observation: Observation, plan: Stamping, taps: Se
     tidy_trace(graph)
     if plan.marked:
         stamp_layers(graph, observation, taps)
-    _share_equal_memory(graph)
+    _share_equal_memory(graph.graph, model)
     _name_ports(graph, observation, taps)
     fuse_known(graph)
     graph.ir_version = IR_VERSION
@@ -156,18 +156,28 @@ def _strip_prefix(graph: ir.Model) -> None:
                 value.const_value.name = value.name
 
 
-def _share_equal_memory(graph: ir.Model) -> None:
-    """Parameters that are one tensor in the model become one initializer: tied embeddings keep the embedding's name."""
-    first: dict[Any, Any] = {}
-    for name, value in sorted(graph.graph.initializers.items(), key=lambda item: "embed" not in item[0]):
-        raw = getattr(value.const_value, "raw", None)
-        if raw is None or not hasattr(raw, "data_ptr") or raw.numel() == 0:
+def _share_equal_memory(graph: ir.Graph, model: Any) -> None:
+    """A parameter with two names (a head tied to the embedding) becomes one initializer under the first name."""
+    first_names = {_memory(parameter): name for name, parameter in model.named_parameters()}
+    for name, value in list(graph.initializers.items()):
+        first = first_names.get(_memory(getattr(value.const_value, "raw", None)), name)
+        if first == name:
             continue
-        key = (raw.data_ptr(), tuple(raw.shape), tuple(raw.stride()), raw.dtype)
-        kept = first.setdefault(key, value)
-        if kept is not value:
-            value.replace_all_uses_with(kept)
-            graph.graph.initializers.pop(name)
+        present = graph.initializers.get(first)
+        if present is None:
+            value.name = first
+        else:
+            value.replace_all_uses_with(present)
+            graph.initializers.pop(name)
+
+
+def _memory(tensor: Any) -> tuple[Any, ...] | None:
+    """What two tensors over the same memory have in common."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() == 0:
+        return None
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def _name_ports(graph: ir.Model, observation: Observation, taps: Sequence[int]) -> None:

@@ -40,23 +40,27 @@ def load_state_dict(config: Any, state_dict: Mapping[str, Any]) -> Any:
     return _load(str(config.model_type), None, config=config, state_dict=dict(state_dict))
 
 
-def _load(where: str, directory: Path | None, **arguments: Any) -> Any:
-    from transformers import AutoModelForCausalLM
+def _load(where: str, directory: Path | None, *, config: Any, **arguments: Any) -> Any:
+    from safetensors import SafetensorError
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(where, f"a causal language model is needed, {config.model_type} has no such class")
     install_hooks()
     try:
         with _no_progress_bar():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
                 directory,
+                config=config,
                 dtype="float32",
                 attn_implementation=HOOK,
                 experts_implementation=HOOK,
                 local_files_only=True,
-                trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
                 **arguments,
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(where, f"the model cannot be loaded: {_first_line(error)}") from error
     check_complete(where, report)
     return model.eval().requires_grad_(False)
@@ -117,9 +121,11 @@ def check_complete(where: str, report: Any) -> None:
             f"every weight must be in the checkpoint, {len(missing)} are missing, first {missing[0]}",
             "a missing lm_head is filled from the embedding only when the configuration ties them",
         )
-    mismatched = sorted(str(item[0]) for item in _get(report, "mismatched_keys"))
+    mismatched = sorted(_get(report, "mismatched_keys"))
     if mismatched:
-        raise ModelError(where, f"every weight must have the configured shape, {mismatched[0]} has not")
+        name, stored, configured = mismatched[0]
+        shapes = f"{name} has {tuple(stored)} instead of {tuple(configured)}"
+        raise ModelError(where, f"every weight must have the configured shape, {shapes}")
 
 
 def _get(report: Any, key: str) -> Any:

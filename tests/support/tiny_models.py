@@ -7,12 +7,16 @@ left at their neutral initial values, so that a dropped one shows. Same argument
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+# pytest records every level of every logger, and one export writes thousands of trace records.
+logging.getLogger("torch.__trace").propagate = False
 
 TINY_VOCAB = 320
 BOS, EOS, PAD = 0, 1, 2
