@@ -30,8 +30,8 @@ def cpu_name() -> str:
 
 def device_fingerprint(settings: SessionSettings) -> str:
     """What measured costs depend on: device, threads, onnxruntime and kernels."""
-    kernels = "native" if settings.library else "ort"
-    return f"{settings.provider}: {cpu_name()}, {settings.threads} threads, onnxruntime {ort.__version__}, {kernels}"
+    software = f"onnxruntime {ort.__version__}, {settings.kernels} kernels"
+    return f"{settings.provider}: {cpu_name()}, {settings.threads} threads, {software}"
 
 
 def costs_for(config: DflashConfig, settings: SessionSettings, kind: ProposerKind) -> tuple[RoundCosts, str]:

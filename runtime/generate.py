@@ -22,7 +22,6 @@ from dsc.runtime.costs import costs_for
 from dsc.runtime.decode import Decoding, LogitsHook
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.kv_arena import KvArena
-from dsc.runtime.output import Codec
 from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
 from dsc.runtime.request import (
     Chunk,
@@ -37,6 +36,7 @@ from dsc.runtime.sampling import LogitsEditor, SamplingParams, UniformDraws, sam
 from dsc.runtime.speculator import SpeculationRequest, Speculator, speculation_options
 from dsc.runtime.stats import GenerationStats
 from dsc.runtime.stream import GenerationStream
+from dsc.runtime.text import TextCodec
 from dsc.runtime.verify import Verifiers
 
 # Acceptance to expect of a draft model before anything was seen: first position, later ones.
@@ -57,7 +57,7 @@ class LoadedBundle:
     draft: CachedModel | None
     draft_failure: str
     verifiers: Verifiers
-    codec: Codec | None
+    codec: TextCodec | None
     max_length: int
 
 
@@ -234,8 +234,11 @@ class SpeculativeModel:
     def _describe(self, stats: GenerationStats, request: Request, seed: int | None) -> None:
         bundle = self.bundle
         stats.provider = bundle.settings.provider
-        stats.kernels = "native" if bundle.settings.library else "ort"
+        stats.kernels = bundle.settings.kernels
+        stats.kernels_reason = bundle.settings.native.reason
         stats.certificate = bundle.certificate.verdict
+        if bundle.certificate.kernels != bundle.settings.kernels:
+            stats.certificate += f" (measured with {bundle.certificate.kernels} kernels)"
         stats.seed = seed
         stats.prompt_tokens = len(request.ids)
         stats.cached_tokens = bundle.target.length

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnxruntime as ort
 
 from dsc.bundle_schema.errors import HostError, RequestError
+from dsc.kernels.native import NativeLibrary
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ERRORS_ONLY = 3
@@ -22,13 +23,23 @@ class SessionSettings:
         provider: ``cpu`` or ``cuda``.
         threads: intra-op threads of a forward session.
         weights_folder: the real directory of the bundle file, which holds the graphs' external weights.
-        library: custom-op library to register, or None.
+        native: the project's own CPU kernels, or why they are not used.
     """
 
     provider: str
     threads: int
     weights_folder: str
-    library: str | None = None
+    native: NativeLibrary
+
+    @property
+    def library(self) -> str | None:
+        """Path of the custom-op library to register, None when the operators' bodies run."""
+        return None if self.native.path is None else str(self.native.path)
+
+    @property
+    def kernels(self) -> str:
+        """Who runs the project's own operators: ``native``, or ``ort`` by their bodies."""
+        return "ort" if self.native.path is None else "native"
 
 
 def allowed_threads() -> int:

@@ -9,14 +9,16 @@ from typing import Literal
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, parse_certificate
 from dsc.bundle_schema.container import OpenBundle, open_bundle, relocate_graph
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, MAX_WINDOW, parse_config
-from dsc.bundle_schema.errors import BundleError, CheckFailed, DscError, RequestError
+from dsc.bundle_schema.errors import BundleError, CheckFailed, DscError, HostError, RequestError
 from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, Owner, check_plan, parse_plan
 from dsc.bundle_schema.manifest import GraphEntry, ModelEntry
+from dsc.kernels.native import NativeLibrary, find_library
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.generate import LoadedBundle, SpeculativeModel
 from dsc.runtime.host import SessionSettings, choose_threads, create_session, require_onnxruntime
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.session import ForwardSession
+from dsc.runtime.text import TextCodec
 from dsc.runtime.verified_files import VerifyMode, verify_bundle
 from dsc.runtime.verify import Verifiers
 
@@ -80,7 +82,7 @@ def load(
             draft=draft,
             draft_failure=draft_failure,
             verifiers=Verifiers(),
-            codec=None,
+            codec=TextCodec(placer.tokenizer_files()) if manifest.tokenizer.members else None,
             max_length=limit,
         )
     )
@@ -100,8 +102,11 @@ def _certificate(bundle: OpenBundle, certified: bool) -> Certificate:
 def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: KernelChoice) -> SessionSettings:
     if kernels not in ("auto", "native", "ort"):
         raise RequestError("kernels", f"'auto', 'native' or 'ort' is required, got {kernels!r}")
+    library = NativeLibrary(None, "not asked for") if kernels == "ort" else find_library()
+    if kernels == "native" and library.path is None:
+        raise HostError("kernels", f"the native CPU library is required: {library.reason}", "load with kernels='auto'")
     folder = os.path.dirname(os.path.realpath(bundle.path))
-    return SessionSettings(provider, choose_threads(threads), folder)
+    return SessionSettings(provider, choose_threads(threads), folder, library)
 
 
 def _limit(plan: KvPlan, max_length: int | None) -> int:

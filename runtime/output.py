@@ -3,32 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from dsc.runtime.request import Chunk, Message
-
-
-class TokenText(Protocol):
-    """Turns tokens into text one by one."""
-
-    def push(self, token: int) -> str:
-        """Characters that this token completes."""
-
-    def finish(self) -> str:
-        """What is left of an incomplete character."""
-
-
-class Codec(Protocol):
-    """A tokenizer with its chat template."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text."""
-
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of messages put through the template, ready for an answer."""
-
-    def stream(self) -> TokenText:
-        """A decoder for one output."""
+from dsc.runtime.request import Chunk
+from dsc.runtime.text import TokenStream
 
 
 class Output:
@@ -42,7 +19,7 @@ class Output:
         text: turns tokens into text; None leaves the text empty.
     """
 
-    def __init__(self, stop_ids: frozenset[int], stop_strings: Sequence[str], text: TokenText | None) -> None:
+    def __init__(self, stop_ids: frozenset[int], stop_strings: Sequence[str], text: TokenStream | None) -> None:
         self.ids: list[int] = []
         self.text = ""
         self.ended = False

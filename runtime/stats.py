@@ -29,6 +29,11 @@ class GenerationStats:
     Attributes:
         speculation: the proposer in use, or ``off``.
         speculation_reason: why speculation is off; empty otherwise.
+        provider: where the graphs run.
+        kernels: ``native`` or ``ort``; `kernels_reason` says why not native.
+        certificate: the verdict of the bundle's certificate.
+        costs: where the costs come from by which windows are chosen.
+        seed: of the draws; None when there were none.
         prompt_tokens: tokens of the prompt; `cached_tokens` of them were in the cache already.
         rounds: target forwards after the prompt.
         proposed: draft tokens proposed.
@@ -51,6 +56,7 @@ class GenerationStats:
     speculation_reason: str = ""
     provider: str = ""
     kernels: str = ""
+    kernels_reason: str = ""
     certificate: str = ""
     costs: str = ""
     seed: int | None = None
