@@ -23,7 +23,8 @@ _POOL = ("B", "Hkv", "M", "D")
 def quantise(x: Array, scales: Array) -> Array:
     """int8 rows of x [B, Hkv, rows, D]: x / scales[Hkv] rounded half up and limited to +-127."""
     grid = np.floor(x.astype(np.float32) / scales.astype(np.float32)[:, None, None] + np.float32(0.5))
-    return np.clip(grid, -127, 127).astype(np.int8)
+    rounded: Array = np.clip(grid, -127, 127).astype(np.int8)
+    return rounded
 
 
 def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dict[str, Array]:

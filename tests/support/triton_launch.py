@@ -11,9 +11,6 @@ from dsc.kernels import (
     attention_triton,
     kv_ops_triton,
     markov_walk_triton,
-    row_cutoff_triton,
-    verify_greedy_triton,
-    verify_sampled_triton,
 )
 
 Arrays = dict[str, Any]
