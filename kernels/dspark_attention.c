@@ -66,20 +66,41 @@ AVX2_INLINE float sum_of(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* scores[r][0 .. keys - 1] = scale * (query of head r) . key, for 1 or 4 keys. */
+/* Eight floats, or the first `count` of them when the head size leaves fewer. */
+AVX2_INLINE __m256i first_lanes(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+AVX2_INLINE __m256 get(const float *from, int64_t count) {
+  return count >= LANES ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, first_lanes(count));
+}
+
+AVX2_INLINE void put(float *to, __m256 value, int64_t count) {
+  if (count >= LANES)
+    _mm256_storeu_ps(to, value);
+  else
+    _mm256_maskstore_ps(to, first_lanes(count), value);
+}
+
+AVX2_INLINE void score_lanes(const float *q, int64_t q_step, const float *key, int64_t dim, int64_t count, int heads,
+                             int keys, __m256 (*sums)[4]) {
+  __m256 query[SHARED];
+  for (int r = 0; r < heads; r++) query[r] = get(q + r * q_step, count);
+  for (int j = 0; j < keys; j++) {
+    __m256 k = get(key + j * dim, count);
+    for (int r = 0; r < heads; r++) sums[r][j] = _mm256_fmadd_ps(query[r], k, sums[r][j]);
+  }
+}
+
+/* scores[r][at .. at + keys - 1] = scale * (query of head r) . key, for 1 or 4 keys. */
 AVX2_INLINE void score_keys(const VerifyAttention *op, const float *q, const float *key, int heads, int keys,
                             float (*scores)[TILE], int64_t at) {
   __m256 sums[SHARED][4];
+  int64_t d = 0;
   for (int r = 0; r < heads; r++)
     for (int j = 0; j < 4; j++) sums[r][j] = _mm256_setzero_ps();
-  for (int64_t d = 0; d < op->dim; d += LANES) {
-    __m256 query[SHARED];
-    for (int r = 0; r < heads; r++) query[r] = _mm256_loadu_ps(q + r * op->q_head + d);
-    for (int j = 0; j < keys; j++) {
-      __m256 k = _mm256_loadu_ps(key + j * op->dim + d);
-      for (int r = 0; r < heads; r++) sums[r][j] = _mm256_fmadd_ps(query[r], k, sums[r][j]);
-    }
-  }
+  for (; d + LANES <= op->dim; d += LANES) score_lanes(q + d, op->q_head, key + d, op->dim, LANES, heads, keys, sums);
+  if (d < op->dim) score_lanes(q + d, op->q_head, key + d, op->dim, op->dim - d, heads, keys, sums);
   for (int r = 0; r < heads; r++) {
     __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(sums[r][0], sums[r][1]), _mm256_hadd_ps(sums[r][2], sums[r][3]));
     __m128 dots = _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
@@ -91,30 +112,35 @@ AVX2_INLINE void score_keys(const VerifyAttention *op, const float *q, const flo
   }
 }
 
-/* values[r][d] += weights[r][j] * value j, key after key, for `width` vectors from d on. */
-AVX2_INLINE void add_values(const float *value, int64_t dim, int64_t first, int64_t last, int64_t base, int heads,
-                            int width, float (*weights)[TILE], float *values, int64_t step) {
+/* The keys first .. last - 1 of a tile that starts at `base`, as weights of the value rows that start at `value`. */
+typedef struct {
+  const float *value;
+  int64_t dim, first, last, base;
+  float (*weights)[TILE];
+} Mix;
+
+/* values[r][d] += weights[r][j] * value[j][d], key after key, for `width` vectors from d on. */
+AVX2_INLINE void add_values(Mix m, int64_t d, int64_t count, int heads, int width, float *values, int64_t step) {
   __m256 sums[SHARED][4];
   for (int r = 0; r < heads; r++)
-    for (int i = 0; i < width; i++) sums[r][i] = _mm256_loadu_ps(values + r * step + i * LANES);
-  for (int64_t j = first; j < last; j++) {
+    for (int i = 0; i < width; i++) sums[r][i] = get(values + r * step + d + i * LANES, count);
+  for (int64_t j = m.first; j < m.last; j++) {
     __m256 w[SHARED];
-    for (int r = 0; r < heads; r++) w[r] = _mm256_broadcast_ss(&weights[r][j - base]);
+    for (int r = 0; r < heads; r++) w[r] = _mm256_broadcast_ss(&m.weights[r][j - m.base]);
     for (int i = 0; i < width; i++) {
-      __m256 v = _mm256_loadu_ps(value + j * dim + i * LANES);
+      __m256 v = get(m.value + j * m.dim + d + i * LANES, count);
       for (int r = 0; r < heads; r++) sums[r][i] = _mm256_fmadd_ps(w[r], v, sums[r][i]);
     }
   }
   for (int r = 0; r < heads; r++)
-    for (int i = 0; i < width; i++) _mm256_storeu_ps(values + r * step + i * LANES, sums[r][i]);
+    for (int i = 0; i < width; i++) put(values + r * step + d + i * LANES, sums[r][i], count);
 }
 
-AVX2_INLINE void add_span(const float *value, int64_t dim, int64_t first, int64_t last, int64_t base, int heads,
-                          float (*weights)[TILE], float *values, int64_t step) {
+AVX2_INLINE void add_span(Mix m, int heads, float *values, int64_t step) {
   int64_t d = 0;
-  for (; d + 4 * LANES <= dim; d += 4 * LANES)
-    add_values(value + d, dim, first, last, base, heads, 4, weights, values + d, step);
-  for (; d < dim; d += LANES) add_values(value + d, dim, first, last, base, heads, 1, weights, values + d, step);
+  for (; d + 4 * LANES <= m.dim; d += 4 * LANES) add_values(m, d, LANES, heads, 4, values, step);
+  for (; d + LANES <= m.dim; d += LANES) add_values(m, d, LANES, heads, 1, values, step);
+  if (d < m.dim) add_values(m, d, m.dim - d, heads, 1, values, step);
 }
 
 static int sees(const VerifyAttention *op, Span s, int64_t key) {
@@ -155,9 +181,9 @@ AVX2_INLINE void attend_tile(const VerifyAttention *op, Span s, int64_t head, in
     exponentiate(scores[r], count, values + op->dim);
     memset(values, 0, (size_t)op->dim * sizeof(float));
   }
-  add_span(value, op->dim, s.start, s.known, base, heads, scores, out, step);
+  add_span((Mix){value, op->dim, s.start, s.known, base, scores}, heads, out, step);
   for (j = s.known; j < s.end; j++)
-    if (sees(op, s, j)) add_span(value, op->dim, j, j + 1, base, heads, scores, out, step);
+    if (sees(op, s, j)) add_span((Mix){value, op->dim, j, j + 1, base, scores}, heads, out, step);
 }
 
 AVX2_CODE static void attend_heads(const VerifyAttention *op, Span s, int64_t head, int heads, float *out, int64_t step) {
@@ -174,8 +200,8 @@ AVX2_CODE static void merge(float *o, float *total, const float *part, int64_t d
   float old = exp_one(total[0] - most), new = exp_one(part[dim] - most);
   __m256 a = _mm256_set1_ps(old), b = _mm256_set1_ps(new);
   for (int64_t d = 0; d < dim; d += LANES) {
-    __m256 kept = _mm256_mul_ps(_mm256_loadu_ps(o + d), a);
-    _mm256_storeu_ps(o + d, _mm256_fmadd_ps(_mm256_loadu_ps(part + d), b, kept));
+    __m256 kept = _mm256_mul_ps(get(o + d, dim - d), a);
+    put(o + d, _mm256_fmadd_ps(get(part + d, dim - d), b, kept), dim - d);
   }
   total[0] = most;
   total[1] = total[1] * old + part[dim + 1] * new;
@@ -242,7 +268,8 @@ AVX2_CODE static void finish_row(const Job *job, int64_t batch, int64_t head, in
   const VerifyAttention *op = job->op;
   float *o = output_row(op, batch, head, row);
   __m256 sum = _mm256_set1_ps(job->totals[2 * row_index(op, batch, head, row) + 1]);
-  for (int64_t d = 0; d < op->dim; d += LANES) _mm256_storeu_ps(o + d, _mm256_div_ps(_mm256_loadu_ps(o + d), sum));
+  for (int64_t d = 0; d < op->dim; d += LANES)
+    put(o + d, _mm256_div_ps(get(o + d, op->dim - d), sum), op->dim - d);
 }
 
 /* Many rows: all tiles of a block of rows of one KV head. */

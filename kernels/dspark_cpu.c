@@ -32,7 +32,7 @@ typedef struct {
 
 static void run_on_runtime(const Pool *pool, void (*body)(void *, size_t), size_t count, void *argument) {
   const OrtApi *api = pool->api;
-  OrtStatus *status = ort_parallel_for(api)(pool->context, body, count, 0, argument);
+  OrtStatus *status = ort_parallel_for(api)(pool->context, body, count, count, argument);
   if (!status) return;
   ort_release_status(api)(status);
   for (size_t i = 0; i < count; i++) body(argument, i);
@@ -130,12 +130,12 @@ enum { IN_Q, IN_K, IN_V, IN_K_POOL, IN_V_POOL, IN_PAST, IN_SINKS, IN_TREE, ATTEN
 
 static OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
   (void)op;
-  Node node = {.api = api, .window = -1};
-  TRY(ort_attribute_float(api)(info, "scale", &node.scale));
-  OrtStatus *absent = ort_attribute_float(api)(info, "softcap", &node.softcap);
-  if (absent) ort_release_status(api)(absent);
-  absent = ort_attribute_int(api)(info, "window", &node.window);
-  if (absent) ort_release_status(api)(absent);
+  Node node = {.api = api, .scale = 1.0f, .window = -1};
+  OrtStatus *absent[] = {ort_attribute_float(api)(info, "scale", &node.scale),
+                         ort_attribute_float(api)(info, "softcap", &node.softcap),
+                         ort_attribute_int(api)(info, "window", &node.window)};
+  for (int i = 0; i < 3; i++)
+    if (absent[i]) ort_release_status(api)(absent[i]); /* the default stays */
   return keep_node(node, out);
 }
 
@@ -146,8 +146,7 @@ static int has_shape(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d
 static OrtStatus *check_attention(const OrtApi *api, const Tensor *in, const VerifyAttention *a) {
   REQUIRE(api, a->kv_heads > 0 && a->heads % a->kv_heads == 0,
           "ai.dspark::VerifyAttention: query heads must be a multiple of KV heads");
-  REQUIRE(api, a->dim > 0 && a->dim % 8 == 0 && a->dim <= MAX_HEAD,
-          "ai.dspark::VerifyAttention: the head size must be a multiple of 8, at most 512");
+  REQUIRE(api, a->dim > 0 && a->dim <= MAX_HEAD, "ai.dspark::VerifyAttention: the head size must be 1 to 512");
   REQUIRE(api, has_shape(&in[IN_K], a->batch, a->kv_heads, a->rows, a->dim) &&
                    has_shape(&in[IN_V], a->batch, a->kv_heads, a->rows, a->dim),
           "ai.dspark::VerifyAttention: k and v must be [batch, kv_heads, rows, head_dim]");
