@@ -213,8 +213,8 @@ def _check_members(data: mmap.mmap, infos: list[zipfile.ZipInfo], directory: int
     for info in infos:
         _check_name(info, names, folded, where)
         _check_kind(info, where)
-        payload, twin = _check_local(data, info, position, directory, where)
-        record = zip_layout.directory_record(twin)
+        payload, zip64 = _check_local(data, info, position, directory, where)
+        record = zip_layout.directory_record(info.filename, position, info.file_size, info.CRC, zip64)
         if record != data[record_start : record_start + len(record)]:
             raise errors.HeaderMismatch(where, f"{info.filename} has a directory record that no bundle writer makes")
         record_start += len(record)
@@ -251,13 +251,11 @@ def _check_kind(info: zipfile.ZipInfo, where: str) -> None:
         raise errors.HeaderMismatch(where, f"{name} has two sizes, {info.compress_size} and {info.file_size}")
 
 
-def _check_local(
-    data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int, where: str
-) -> tuple[int, zipfile.ZipInfo]:
+def _check_local(data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int, where: str) -> tuple[int, bool]:
     """Compare the local header with the one that the writer makes of the directory's facts.
 
     Returns:
-        The payload's offset, and the record of which header and directory record are made.
+        The payload's offset, and whether the header has the ZIP64 form.
     """
     name = info.filename
     if info.header_offset != position:
@@ -275,12 +273,11 @@ def _check_local(
             where, f"{name} must start at a multiple of {zip_layout.alignment_of(name)}, got {payload}"
         )
     zip64 = packed == 0xFFFFFFFF
-    twin = zip_layout.member_info(name, position, info.file_size, zip64)
-    twin.CRC = info.CRC
     too_large = info.file_size > zipfile.ZIP64_LIMIT and not zip64
-    if too_large or twin.FileHeader(zip64) != data[position:payload]:
+    facts = (name, position, info.file_size, info.CRC, zip64)
+    if too_large or zip_layout.local_header(*facts) != data[position:payload]:
         raise errors.HeaderMismatch(where, f"the local header of {name} contradicts the directory")
-    return payload, twin
+    return payload, zip64
 
 
 def _read_manifest(data: mmap.mmap, located: list[_Located], where: str) -> Manifest:

@@ -151,12 +151,13 @@ class BundleWriter:
         return Member(name=name, offset=offset, nbytes=nbytes, sha256=sha256 or digest.hexdigest())
 
 
-def rewrite_members(path: Path | str, changes: Mapping[str, bytes]) -> Manifest:
+def rewrite_members(path: Path | str, changes: Mapping[str, bytes], output: Path | str | None = None) -> Manifest:
     """Replace small members of a bundle and seal it again; weights keep their bytes and offsets.
 
     Args:
         path: the bundle.
         changes: member name -> new content. The names must be there already.
+        output: where the result goes; over the bundle itself when None.
 
     Returns:
         The new manifest.
@@ -165,7 +166,7 @@ def rewrite_members(path: Path | str, changes: Mapping[str, bytes]) -> Manifest:
         MissingMember: a name is not in the bundle.
         ChecksumMismatch: a member that is kept is damaged; the file stays as it is.
     """
-    with open_bundle(path) as bundle, BundleWriter(path) as writer:
+    with open_bundle(path) as bundle, BundleWriter(path if output is None else output) as writer:
         if unknown := sorted(set(changes) - set(bundle.members)):
             raise MissingMember(str(path), f"no member is named {unknown[0]}", "see `dsc inspect`")
         for member in bundle.members.values():
@@ -199,6 +200,11 @@ def remove_leftovers(path: Path) -> list[Path]:
     return removed
 
 
+def temporary_path(path: Path) -> Path:
+    """A new name beside `path` that `remove_leftovers` recognises unless its file is locked."""
+    return path.parent / _temporary_name(path, f"{os.getpid()}-{secrets.token_hex(4)}")
+
+
 def _temporary_name(path: Path, unique: str) -> str:
     digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]
     return f".dsc-{digest}-{unique}.tmp"
@@ -206,7 +212,7 @@ def _temporary_name(path: Path, unique: str) -> str:
 
 def _create_locked(path: Path) -> tuple[Path, BinaryIO]:
     while True:
-        temporary = path.parent / _temporary_name(path, f"{os.getpid()}-{secrets.token_hex(4)}")
+        temporary = temporary_path(path)
         file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         # Between creation and lock another writer may have taken it for a leftover: then try again.

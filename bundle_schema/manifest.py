@@ -109,10 +109,15 @@ class ModelEntry(StrictModel):
 
 
 class DraftEntry(StrictModel):
-    """How tokens are drafted; `model` is there when drafting runs a graph."""
+    """How tokens are drafted; `model` is there when drafting runs a graph.
+
+    Attributes:
+        n_shared: ids below this mean the same to draft and target, and only they may be proposed; None: all.
+    """
 
     kind: DraftKind
     model: ModelEntry | None = None
+    n_shared: Number | None = None
 
     @model_validator(mode="after")
     def _has_model_when_needed(self) -> Self:

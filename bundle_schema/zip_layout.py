@@ -28,6 +28,9 @@ LOCAL_HEADER: Final = struct.Struct("<4s5H3L2H")
 
 _DIRECTORY_RECORD: Final = struct.Struct("<4s4B4H3L5H2L")
 _DIRECTORY_SIGNATURE: Final = b"PK\x01\x02"
+_LOCAL_SIGNATURE: Final = b"PK\x03\x04"
+_PLAIN: Final = 20
+_WITH_ZIP64: Final = 45
 _MASK32: Final = 0xFFFFFFFF
 _UNIX: Final = 3
 _PADDING_FIELD: Final = 0xD935  # the id that zipalign uses for padding; readers skip unknown fields anyway
@@ -78,34 +81,44 @@ def check_name(name: str, where: str) -> None:
 
 
 def member_info(name: str, header_offset: int, nbytes: int, zip64: bool) -> zipfile.ZipInfo:
-    """The ZIP record of a member whose header starts at `header_offset`, padded so that its payload aligns."""
+    """The writer's record of a member whose header starts at `header_offset`."""
     info = zipfile.ZipInfo(name, TIMESTAMP)
     info.create_system = _UNIX
     info.external_attr = FILE_ATTRIBUTES
-    info.file_size = info.compress_size = nbytes
-    info.header_offset = header_offset
-    alignment = alignment_of(name)
-    head = LOCAL_HEADER.size + len(name) + _PADDING_HEADER.size + (_ZIP64_FIELD_NBYTES if zip64 else 0)
-    n_zeros = -(header_offset + head) % alignment
-    info.extra = _PADDING_HEADER.pack(_PADDING_FIELD, 2 + n_zeros, alignment) + bytes(n_zeros)
+    info.file_size = nbytes
+    info.extra = _padding(name, header_offset, zip64)
     return info
 
 
-def directory_record(info: zipfile.ZipInfo) -> bytes:
-    """The record of a member in the ZIP directory, as the standard library writes it.
+def local_header(name: str, header_offset: int, nbytes: int, crc: int, zip64: bool) -> bytes:
+    """The bytes before a member's payload; the reader compares, so this is written apart from the writer."""
+    extra = _padding(name, header_offset, zip64)
+    version, size = _PLAIN, nbytes
+    if zip64:
+        version, size = _WITH_ZIP64, _MASK32
+        extra += struct.pack("<HHQQ", 1, 16, nbytes, nbytes)
+    fields = (version, 0, zipfile.ZIP_STORED, 0, _DATE, crc, size, size, len(name), len(extra))
+    return LOCAL_HEADER.pack(_LOCAL_SIGNATURE, *fields) + name.encode() + extra
 
-    Args:
-        info: a result of `member_info` whose checksum is set and whose local header was made.
-    """
+
+def directory_record(name: str, header_offset: int, nbytes: int, crc: int, zip64: bool) -> bytes:
+    """The record of a member in the ZIP directory at the end of the file."""
     limit = zipfile.ZIP64_LIMIT
-    large = [info.file_size, info.compress_size] if info.file_size > limit else []
-    far = [info.header_offset] if info.header_offset > limit else []
+    large = [nbytes, nbytes] if nbytes > limit else []
+    far = [header_offset] if header_offset > limit else []
     values = large + far
     extra = struct.pack(f"<HH{len(values)}Q", 1, 8 * len(values), *values) if values else b""
-    version = 45 if values else info.extract_version
-    nbytes = _MASK32 if large else info.file_size
-    offset = _MASK32 if far else info.header_offset
-    name = info.filename.encode()
-    head = (version, _UNIX, version, 0, 0, zipfile.ZIP_STORED, 0, _DATE, info.CRC, nbytes, nbytes)
-    tail = (len(name), len(extra), 0, 0, 0, info.external_attr, offset)
-    return _DIRECTORY_RECORD.pack(_DIRECTORY_SIGNATURE, *head, *tail) + name + extra
+    version = _WITH_ZIP64 if values or zip64 else _PLAIN
+    size = _MASK32 if large else nbytes
+    offset = _MASK32 if far else header_offset
+    head = (version, _UNIX, version, 0, 0, zipfile.ZIP_STORED, 0, _DATE, crc, size, size)
+    tail = (len(name), len(extra), 0, 0, 0, FILE_ATTRIBUTES, offset)
+    return _DIRECTORY_RECORD.pack(_DIRECTORY_SIGNATURE, *head, *tail) + name.encode() + extra
+
+
+def _padding(name: str, header_offset: int, zip64: bool) -> bytes:
+    """The extra field that brings the payload to a multiple of its alignment."""
+    alignment = alignment_of(name)
+    head = LOCAL_HEADER.size + len(name) + _PADDING_HEADER.size + (_ZIP64_FIELD_NBYTES if zip64 else 0)
+    n_zeros = -(header_offset + head) % alignment
+    return _PADDING_HEADER.pack(_PADDING_FIELD, 2 + n_zeros, alignment) + bytes(n_zeros)
