@@ -77,6 +77,7 @@ class BundleContents:
     draft: ModelPart | None
     tokenizer: dict[str, bytes]
     tokenizer_verdict: TokenizerEntry
+    n_shared: int | None
     plan: KvPlan
     config: DflashConfig
     certificate: Certificate
@@ -124,6 +125,7 @@ def emit_bundle(path: Path, contents: BundleContents) -> Manifest:
                 draft=DraftEntry(
                     kind=contents.draft_kind,
                     model=_model_entry(contents.draft, entries) if contents.draft else None,
+                    n_shared=contents.n_shared,
                 ),
                 tokenizer=TokenizerEntry(members=tokenizer_members, verdict=verdict.verdict, summary=verdict.summary),
                 weights=weights.entries(),

@@ -1,0 +1,213 @@
+"""The compiler as a table of contents: import, export, pair, passes, plan, emit, gate, seal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from dsc.bundle_schema.certificate import Certificate, TokenizerCheck
+from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig, Proposer, Windows
+from dsc.bundle_schema.errors import CheckFailed, RequestError
+from dsc.bundle_schema.manifest import TokenizerEntry
+from dsc.compiler.build_graphs import BuiltModel, build_graphs
+from dsc.compiler.card import write_card
+from dsc.compiler.compile_report import CompileReport
+from dsc.compiler.doctor import require_compile_packages
+from dsc.compiler.emit import BundleContents, emit_bundle
+from dsc.compiler.gate import GateResult, Reference, run_gate
+from dsc.compiler.plan_kv import plan_kv
+from dsc.compiler.request import CompileRequest, DraftKind, Precision
+from dsc.compiler.sources import Source, load_source
+from dsc.compiler.stages import StageLog
+from dsc.compiler.staging import seal, staged
+
+if TYPE_CHECKING:
+    from dsc.bundle_schema.kv_plan import KvPlan
+    from dsc.compiler.exported import ExportedModel
+    from dsc.compiler.pairing import Pairing
+
+TOOLS = ("dsc-toolchain", "torch", "transformers", "onnx", "onnx-ir", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class ExportedPair:
+    """Target and draft as forward graphs, and what the framework computes with the target."""
+
+    target: ExportedModel
+    draft: ExportedModel | None
+    reference: Reference
+
+
+def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], None] | None = None) -> CompileReport:
+    """Compile a target and its draft into the bundle at ``request.output``.
+
+    Args:
+        on_stage: called with name, index and number of stages as each begins.
+
+    Raises:
+        RequestError, ModelError, PairError, PassError, PlanError: the input cannot be compiled.
+        CheckFailed: the gate's verdict is no and the request is strict. Nothing is written.
+    """
+    check_request(request)
+    log = StageLog(on_stage)
+    with log.stage("import"):
+        target_source, draft_source = load_sources(request)
+    with log.stage("export"):
+        pair = export_pair(request, target_source, draft_source)
+    with log.stage("pair"):
+        pairing = pair_tokenizers(pair)
+    with log.stage("passes"):
+        target = build_graphs("target", pair.target, request.weights, request)
+        draft = build_graphs("draft", pair.draft, request.draft, request) if pair.draft else None
+    with log.stage("plan"):
+        plan = plan_pair(request, target, draft)
+    contents = bundle_contents(request, pair, target, draft, plan, pairing)
+    with staged(request.output) as staging:
+        with log.stage("emit"):
+            emit_bundle(staging, contents)
+        with log.stage("gate"):
+            result = run_gate(
+                staging,
+                request.gate,
+                request.window,
+                pair.reference,
+                _tokenizer_check(pairing),
+                exact_weights=target.part.info.quantization == Precision.FP32,
+                threads=request.threads,
+            )
+        with log.stage("seal"):
+            refuse_failed(request, result)
+            seal(staging, request.output, contents, result)
+    reports = {**target.reports, **(draft.reports if draft else {})}
+    notes = (*pair.target.notes, *(pair.draft.notes if pair.draft else ()))
+    return CompileReport.of(request, tuple(log.reports), reports, result, notes)
+
+
+def check_request(request: CompileRequest) -> None:
+    """Refuse, before any work, what would fail at its end.
+
+    Raises:
+        RequestError: the output exists and is not to be replaced, or its folder is not there.
+        HostError: a package of the `[compile]` extra is missing.
+    """
+    output = request.output
+    if output.exists() and not request.force:
+        raise RequestError(str(output), "the file exists", "give --force to replace it")
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
+        raise RequestError(str(output.parent), "a folder that can be written is required for the bundle")
+    require_compile_packages()
+
+
+def load_sources(request: CompileRequest) -> tuple[Source, Source | None]:
+    """Read the checkpoints; a `self` draft has none of its own."""
+    target = load_source(request.target)
+    draft = load_source(request.draft.source) if request.draft.source is not None else None
+    return target, draft
+
+
+def export_pair(request: CompileRequest, target: Source, draft: Source | None) -> ExportedPair:
+    """Export both models; a `self` draft is the target's own graph, given other weights later."""
+    reference = target.reference()
+    exported = target.export()
+    if request.draft.kind is DraftKind.SELF:
+        return ExportedPair(exported, exported, reference)
+    return ExportedPair(exported, draft.export() if draft is not None else None, reference)
+
+
+def pair_tokenizers(pair: ExportedPair) -> Pairing | None:
+    """Whether the draft's ids mean what the target's mean; nothing to compare for one model.
+
+    Raises:
+        PairError: the tokenizers differ.
+    """
+    if pair.draft is None or pair.draft is pair.target:
+        return None
+    from dsc.compiler.pairing import pair as pair_models
+
+    target, draft = pair.target, pair.draft
+    return pair_models(target.tokenizer, draft.tokenizer, target.info.vocab_size, draft.info.vocab_size)
+
+
+def plan_pair(request: CompileRequest, target: BuiltModel, draft: BuiltModel | None) -> KvPlan:
+    """One arena for both; a draft with fewer positions is simply not asked past them."""
+    return plan_kv(
+        target.part.info,
+        draft.part.info if draft is not None else None,
+        request.max_length or target.part.info.max_length,
+        MAX_WINDOW + 1,
+        request.n_slots,
+    )
+
+
+def bundle_contents(
+    request: CompileRequest,
+    pair: ExportedPair,
+    target: BuiltModel,
+    draft: BuiltModel | None,
+    plan: KvPlan,
+    pairing: Pairing | None,
+) -> BundleContents:
+    """Everything that is emitted, with a certificate that says nothing yet."""
+    sources = {"target": pair.target.source}
+    licences = {"target": pair.target.info.licence or "not stated"}
+    if request.draft.kind is DraftKind.MODEL and pair.draft is not None:
+        sources["draft"] = pair.draft.source
+        licences["draft"] = pair.draft.info.licence or "not stated"
+    name = request.name or request.output.stem
+    unmeasured = Certificate(verdict="not_strict", reasons=("not measured",), device="none")
+    return BundleContents(
+        name=name,
+        target=target.part,
+        draft_kind=request.draft.kind.value,
+        draft=draft.part if draft is not None else None,
+        tokenizer=pair.target.tokenizer,
+        tokenizer_verdict=pairing.entry(()) if pairing is not None else TokenizerEntry(),
+        n_shared=pairing.n_shared if pairing is not None else None,
+        plan=plan,
+        config=dflash_config(request),
+        certificate=unmeasured,
+        card=write_card(name, target.part.info, request.draft.kind, plan, unmeasured, sources, licences),
+        recipe=request.recipe(),
+        sources=sources,
+        licences=licences,
+        created_by={tool.removesuffix("-toolchain"): metadata.version(tool) for tool in TOOLS},
+    )
+
+
+def dflash_config(request: CompileRequest) -> DflashConfig:
+    """The schedule that the request asks for; its cost curve is measured by the gate."""
+    kinds: dict[Any, Proposer] = {"ngram": Proposer()} if request.draft.kind is not DraftKind.NONE else {}
+    if request.draft.kind in (DraftKind.SELF, DraftKind.MODEL):
+        kinds[request.draft.kind.value] = Proposer()
+    windows = Windows(default=request.window, min=min(2, request.window), max=max(8, request.window))
+    return DflashConfig(windows=windows, proposers=kinds)
+
+
+def refuse_failed(request: CompileRequest, result: GateResult) -> None:
+    """Stop a strict compile whose certificate fails.
+
+    Raises:
+        CheckFailed: with the reasons.
+    """
+    if request.gate.strict and result.certificate.verdict != "pass":
+        raise CheckFailed(
+            str(request.output),
+            f"the gate refuses this bundle: {'; '.join(result.certificate.reasons)}",
+            "--no-strict writes it with the failed certificate inside",
+        )
+
+
+def _tokenizer_check(pairing: Pairing | None) -> TokenizerCheck | None:
+    if pairing is None or pairing.verdict is None:
+        return None
+    verdict = pairing.verdict
+    return TokenizerCheck(
+        verdict=pairing.relation,
+        n_target=verdict.n_target,
+        n_draft=verdict.n_draft,
+        n_mapped=pairing.n_shared,
+        first_difference=verdict.notes[0] if verdict.notes else "",
+    )

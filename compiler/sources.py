@@ -1,0 +1,104 @@
+"""From a path that a user gave to a loaded model: Hugging Face directory or GGUF file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsc.bundle_schema.errors import ModelError
+from dsc.compiler.exported import ExportedModel
+from dsc.compiler.gate import Reference
+
+GGUF_SUFFIX = ".gguf"
+N_REFERENCE_POSITIONS = 64
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was read and is not exported yet.
+
+    Attributes:
+        model: a `transformers` causal language model in fp32 on the CPU.
+        details: what `export_model` wants to know besides: tokenizer, generation, source, name, licence.
+        block_weights: parameter name -> the quantised blocks it was computed from.
+    """
+
+    model: Any
+    details: dict[str, Any]
+    block_weights: dict[str, Any] = field(default_factory=dict)
+
+    def export(self) -> ExportedModel:
+        """The forward graph. After it the model itself computes nothing any more."""
+        from dsc.compiler.export_hf import export_model
+
+        return export_model(self.model, block_weights=self.block_weights, **self.details)
+
+    def reference(self, seed: int = 0) -> Reference:
+        """What the framework itself computes on a few random tokens; call it before `export`."""
+        import torch
+        import transformers
+
+        vocab_size = int(self.model.config.get_text_config(decoder=True).vocab_size)
+        ids = np.random.default_rng(seed).integers(0, vocab_size, N_REFERENCE_POSITIONS)
+        self.model.set_attn_implementation("eager")
+        self.model.set_experts_implementation("eager")
+        with torch.no_grad():
+            logits = self.model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0]
+        return Reference(
+            framework=f"transformers {transformers.__version__}",
+            ids=tuple(int(token) for token in ids),
+            logits=logits.float().numpy(),
+        )
+
+
+def load_source(path: Path) -> Source:
+    """Read a model.
+
+    Raises:
+        ModelError: there is nothing at `path`, it is neither a model directory nor a GGUF file, or it cannot
+            be read.
+    """
+    if path.is_dir():
+        return _load_directory(path)
+    if not path.exists():
+        raise ModelError(str(path), "a Hugging Face directory or a GGUF file must be there, nothing is")
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return _load_gguf(path)
+    raise ModelError(str(path), f"a directory with config.json or a {GGUF_SUFFIX} file is required")
+
+
+def _load_directory(path: Path) -> Source:
+    from dsc.compiler.hf_files import generation_config, licence_of, load_model, tokenizer_files
+
+    path = path.resolve()
+    return Source(
+        load_model(path),
+        {
+            "tokenizer": tokenizer_files(path),
+            "generation": generation_config(path),
+            "source": f"Hugging Face directory {path.name}",
+            "name": path.name,
+            "licence": licence_of(path),
+        },
+    )
+
+
+def _load_gguf(path: Path) -> Source:
+    from dsc.compiler.gguf_import import read_gguf
+    from dsc.compiler.hf_files import load_state_dict
+
+    gguf = read_gguf(path)
+    return Source(
+        load_state_dict(gguf.config, gguf.state_dict),
+        {
+            "tokenizer": gguf.tokenizer,
+            "generation": gguf.generation,
+            "source": gguf.source,
+            "name": gguf.name,
+            "licence": gguf.licence,
+        },
+        gguf.block_weights,
+    )

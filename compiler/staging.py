@@ -1,0 +1,62 @@
+"""The bundle between emission and sealing: a locked file beside its final place, gone when anything fails."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsc.bundle_schema.certificate import CERTIFICATE_NAME, dump_certificate
+from dsc.bundle_schema.container import remove_leftovers, rewrite_members, temporary_path
+from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, dump_config
+from dsc.compiler.card import write_card
+from dsc.compiler.emit import CARD_NAME, BundleContents
+
+if TYPE_CHECKING:
+    from dsc.compiler.gate import GateResult
+
+
+@contextmanager
+def staged(output: Path) -> Iterator[Path]:
+    """A path in the output's folder for a bundle that is not sealed yet.
+
+    It is removed at the end of the block. If the process is killed before, the next writer of the same
+    output finds it unlocked and removes it.
+    """
+    output = Path(os.path.realpath(output))
+    remove_leftovers(output)
+    path = temporary_path(output)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def seal(staging: Path, output: Path, contents: BundleContents, result: GateResult) -> None:
+    """Put what the gate measured into the bundle and move it to its place in one step."""
+    contents = replace(contents, certificate=result.certificate)
+    config = contents.config.model_copy(update={"costs": (result.costs,)})
+    card = write_card(
+        contents.name,
+        contents.target.info,
+        contents.draft_kind,
+        contents.plan,
+        result.certificate,
+        contents.sources,
+        contents.licences,
+    )
+    with staging.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        rewrite_members(
+            staging,
+            {
+                CERTIFICATE_NAME: dump_certificate(result.certificate),
+                DFLASH_CONFIG_NAME: dump_config(config),
+                CARD_NAME: card.encode(),
+            },
+            output,
+        )
