@@ -17,24 +17,24 @@ BODIES: dict[str, str] = {
     "Experts": "dsc.kernels.experts",
     "VerifyAttention": "dsc.kernels.verify_attention",
 }
-"""Operator of the `ai.dspark` domain -> module whose ``function_for(node)`` makes the body for a node."""
+"""Operator of the `ai.dspark` domain -> module whose ``function_for(node)`` makes the body that fits a node."""
 
 
 @dataclass(frozen=True)
 class AttachBodiesPass(GraphPass):
-    """Register a model-local function for every `ai.dspark` operator that the graph still uses.
+    """Register a model-local function for every `ai.dspark` node that the graph still has.
 
     ::
 
         graph { y = ai.dspark::BlockMatMul(x, q, s) }
         ->
-        graph { y = ai.dspark::BlockMatMul(x, q, s) }, function ai.dspark::BlockMatMul { ... standard operators ... }
+        graph { y = ai.dspark::BlockMatMul:plain(x, q, s) }, function ai.dspark::BlockMatMul:plain { ... }
 
     onnxruntime inlines the function unless a loaded library implements the operator, so one graph serves both.
 
     Rules:
-        1. A node without a body gets the one for its inputs and attributes; nodes of one form share it.
-        2. Forms of one operator are told apart by the overload.
+        1. A node gets the overload of its operator that its optional inputs and attributes call for.
+        2. An overload in use gets its body once; one that has a body keeps it.
         3. The opsets that a body uses are imported by the model as well.
     """
 
@@ -43,12 +43,10 @@ class AttachBodiesPass(GraphPass):
     def call(self, model: ir.Model) -> PassResult:
         """Attach what is missing."""
         attached = 0
-        for node in _without_body(model):
-            if node.op_type not in BODIES:
-                raise PassError(
-                    f"operator {DSPARK}::{node.op_type}", "has no function body", f"known: {sorted(BODIES)}"
-                )
-            body: ir.Function = import_module(BODIES[node.op_type]).function_for(node)
+        for node in model.graph.all_nodes():
+            if node.domain != DSPARK or node.op_identifier() in model.functions:
+                continue
+            body = _body_for(node)
             node.overload = body.overload
             if body.identifier() in model.functions:
                 continue
@@ -59,11 +57,14 @@ class AttachBodiesPass(GraphPass):
         return PassResult(attached)
 
     def ensures(self, model: ir.Model) -> None:
-        """Every `ai.dspark` operator has a body."""
-        for node in _without_body(model):
-            raise PassError(f"operator {DSPARK}::{node.op_type}", "was left without a function body")
+        """Every `ai.dspark` node has a body."""
+        for node in model.graph.all_nodes():
+            if node.domain == DSPARK and node.op_identifier() not in model.functions:
+                raise PassError(f"node {node.name!r}", f"{node.op_type} was left without a function body")
 
 
-def _without_body(model: ir.Model) -> list[ir.Node]:
-    nodes = [node for node in model.graph.all_nodes() if node.domain == DSPARK]
-    return [node for node in nodes if node.op_identifier() not in model.functions]
+def _body_for(node: ir.Node) -> ir.Function:
+    if node.op_type not in BODIES:
+        raise PassError(f"operator {DSPARK}::{node.op_type}", "has no function body", f"known: {', '.join(BODIES)}")
+    body: ir.Function = import_module(BODIES[node.op_type]).function_for(node)
+    return body

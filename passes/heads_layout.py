@@ -75,15 +75,16 @@ def use_flat_output(old: ir.Value, flat: ir.Value, n_heads: int, head_dim: int) 
                 if is_op(reshape, "Reshape") and _is_flat(reshape.outputs[0], width):
                     replace_value(reshape.outputs[0], flat)
                     remove_dead([reshape])
-    users = [node for node, _ in old.uses()]
-    if not users:
+    source = flat.producer()
+    if source is None or not (old.uses() or old.is_graph_output()):
         return
-    first_user = min(users, key=_position)
-    graph = owner(first_user)
+    graph = owner(source)
     shape = add_initializer(graph, f"split_heads_{n_heads}_{head_dim}", np.array([0, 0, n_heads, head_dim]))
-    split = insert(first_user, "Reshape", [flat, shape], dtype=flat.dtype, shape=_swapped_shape(old))
-    front = insert(first_user, "Transpose", split.outputs, {"perm": _HEADS_TO_FRONT}, dtype=old.dtype, shape=old.shape)
-    old.replace_all_uses_with(front.outputs[0])
+    split = ir.node("Reshape", [flat, shape])
+    front = ir.node("Transpose", split.outputs, {"perm": _HEADS_TO_FRONT})
+    graph.insert_after(source, [split, front])
+    split.outputs[0].type = flat.type
+    replace_value(old, front.outputs[0])
 
 
 def is_heads_transpose(node: ir.Node) -> bool:
@@ -94,10 +95,6 @@ def is_heads_transpose(node: ir.Node) -> bool:
 
 def _normalises_head(node: ir.Node) -> bool:
     return is_op(node, "RMSNormalization") and attribute(node, "axis", -1) in (-1, 3)
-
-
-def _position(node: ir.Node) -> int:
-    return list(owner(node)).index(node)
 
 
 def _is_flat(value: ir.Value, width: int) -> bool:

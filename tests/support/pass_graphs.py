@@ -15,7 +15,7 @@ def text_model(text: str, **weights) -> ir.Model:
     model = ir.from_onnx_text(f"{HEADER} {text}")
     graph = model.graph
     for name, array in weights.items():
-        value = next(v for v in graph.inputs if v.name == name.replace("__", "."))
+        value = next(v for v in graph.inputs if v.name == name)
         graph.inputs.remove(value)
         value.const_value = array if isinstance(array, ir.TensorProtocol) else ir.tensor(array, name=value.name)
         graph.register_initializer(value)
