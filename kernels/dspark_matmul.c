@@ -12,7 +12,7 @@
 
 #include <immintrin.h>
 
-enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 4, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15 };
+enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 5, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15 };
 
 /* Activations in int8, and what every unit (a whole group of one weight row, or one remaining pair of blocks of four
  * weight rows) multiplies its lanes by.  4 bits: the elements of a pair of blocks are parted into 32 even and 32 odd
@@ -99,14 +99,21 @@ AVX2_CODE static void quantise_row(const Job *job, int64_t row) {
   }
 }
 
-/* Four pairs of blocks: of one weight row (a whole group), or one of each of up to four rows. */
+/* Four pairs of blocks: a whole group of one weight row, or the same remaining pair of four rows. */
 typedef struct {
-  const uint8_t *weight;
-  int64_t weight_step; /* bytes from pair to pair */
+  int whole;             /* known at compile time */
+  int64_t block[PAIRS];  /* first block of each pair, counted over the whole weight */
+  int half;              /* the pairs have no second block */
   const int8_t *values;
-  int64_t value_step, row_step; /* bytes from pair to pair, from row to row */
-  int pairs, half;              /* half: only the first block of each pair is there */
+  int64_t step;          /* bytes from row to row */
+  int64_t lane;          /* of the first row's factors */
 } Unit;
+
+/* 16 * count bytes, zeros after them. */
+AVX2_INLINE __m256i load_bytes(const uint8_t *from, int count) {
+  __m256i index = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+  return _mm256_maskload_epi32((const int *)from, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), index));
+}
 
 /* Adds 64-bit halves of two vectors of int16 sums: [a0 a1 | a2 a3], [b0 b1 | b2 b3] -> [a0+a1 b0+b1 | a2+a3 b2+b3]. */
 AVX2_INLINE __m256i join64(__m256i a, __m256i b) {
@@ -121,20 +128,18 @@ AVX2_INLINE __m256i join32(__m256i a, __m256i b) {
 
 /* dots[r] = dot products of unsigned nibbles, lanes: even blocks of the four pairs, then odd blocks.
  * At most 16 * 15 * 127 = 30480 in an int16 lane. */
-AVX2_INLINE void dots4(Unit u, int rows, __m256i *dots) {
-  const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
-  __m256i even[PAIRS], odd[PAIRS];
-  for (int p = 0; p < u.pairs; p++) {
-    const uint8_t *w = u.weight + p * u.weight_step;
-    __m256i both = u.half ? _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)w))
-                          : _mm256_loadu_si256((const __m256i *)w);
+AVX2_INLINE void dots4(const Job *job, Unit u, int rows, __m256i *dots) {
+  const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  __m256i even[PAIRS], odd[PAIRS], v[PAIRS];
+  for (int p = 0; p < PAIRS; p++) {
+    const uint8_t *w = job->op->weight + u.block[p] * 16;
+    __m256i both = u.whole ? _mm256_loadu_si256((const __m256i *)w) : load_bytes(w, 2 - u.half);
     even[p] = _mm256_and_si256(both, mask);
     odd[p] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
   }
   for (int r = 0; r < rows; r++) {
-    __m256i v[PAIRS] = {zero, zero, zero, zero};
-    for (int p = 0; p < u.pairs; p++) {
-      const __m256i *q = (const __m256i *)(u.values + r * u.row_step + p * u.value_step);
+    for (int p = 0; p < PAIRS; p++) {
+      const __m256i *q = (const __m256i *)(u.values + r * u.step + (u.whole ? p * PAIR : 0));
       v[p] = _mm256_add_epi16(_mm256_maddubs_epi16(even[p], _mm256_loadu_si256(q)),
                               _mm256_maddubs_epi16(odd[p], _mm256_loadu_si256(q + 1)));
     }
@@ -144,17 +149,20 @@ AVX2_INLINE void dots4(Unit u, int rows, __m256i *dots) {
 
 /* dots[r] = dot products of signed bytes, lanes: block after block.  |w| <= 128 unsigned times the activation under
  * w's sign: at most 2 * 128 * 127 = 32512 in an int16 lane. */
-AVX2_INLINE void dots8(Unit u, int rows, __m256i *dots) {
-  const __m256i centre = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
+AVX2_INLINE void dots8(const Job *job, Unit u, int rows, __m256i *dots) {
+  const __m256i centre = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
   __m256i h[ROW_TILE][PAIRS];
   for (int p = 0; p < PAIRS; p++) {
+    const uint8_t *w = job->op->weight + u.block[p] * BLOCK;
+    __m256i b[2] = {_mm256_loadu_si256((const __m256i *)w),
+                    u.whole ? _mm256_loadu_si256((const __m256i *)(w + BLOCK)) : load_bytes(w + BLOCK, 2 - 2 * u.half)};
+    for (int i = 0; i < 2; i++) b[i] = _mm256_xor_si256(b[i], centre);
     for (int r = 0; r < rows; r++) {
-      __m256i t[2] = {zero, zero};
-      for (int i = 0; i < 2 - u.half && p < u.pairs; i++) {
-        __m256i b = _mm256_loadu_si256((const __m256i *)(u.weight + p * u.weight_step + i * BLOCK));
-        __m256i q = _mm256_loadu_si256((const __m256i *)(u.values + r * u.row_step + p * u.value_step + i * BLOCK));
-        b = _mm256_xor_si256(b, centre);
-        t[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(q, b)), ones);
+      const __m256i *q = (const __m256i *)(u.values + r * u.step + (u.whole ? p * PAIR : 0));
+      __m256i t[2];
+      for (int i = 0; i < 2; i++) {
+        __m256i a = _mm256_sign_epi8(_mm256_loadu_si256(q + i), b[i]);
+        t[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(b[i]), a), ones);
       }
       h[r][p] = _mm256_hadd_epi32(t[0], t[1]);
     }
@@ -165,43 +173,39 @@ AVX2_INLINE void dots8(Unit u, int rows, __m256i *dots) {
   }
 }
 
-/* Eight blocks' factors in lane order, from four pairs `step` floats apart. */
-AVX2_INLINE __m256 load_factors(const float *f, int64_t step, int bits, int pairs, int half) {
-  __m128 low = _mm_setzero_ps(), high = _mm_setzero_ps();
+/* Eight blocks' factors in lane order. */
+AVX2_INLINE __m256 load_factors(const float *factors, Unit u, int bits) {
+  const float *f[PAIRS];
+  for (int p = 0; p < PAIRS; p++) f[p] = factors + u.block[p];
   __m256 all;
-  if (pairs == PAIRS && step == 2) {
-    all = _mm256_loadu_ps(f);
-  } else {
-    float v[LANES] = {0};
-    for (int p = 0; p < pairs; p++)
-      for (int i = 0; i < 2 - half; i++) v[2 * p + i] = f[p * step + i];
-    low = _mm_setr_ps(v[0], v[1], v[2], v[3]);
-    high = _mm_setr_ps(v[4], v[5], v[6], v[7]);
-    all = _mm256_set_m128(high, low);
-  }
+  if (u.whole)
+    all = _mm256_loadu_ps(f[0]);
+  else if (u.half)
+    all = _mm256_setr_ps(*f[0], 0, *f[1], 0, *f[2], 0, *f[3], 0);
+  else
+    all = _mm256_setr_ps(f[0][0], f[0][1], f[1][0], f[1][1], f[2][0], f[2][1], f[3][0], f[3][1]);
   return bits == 4 ? _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)) : all;
 }
 
-/* Adds a unit to the lanes of `rows` rows.  `block` is its first weight block, `step` blocks lie between its pairs. */
-AVX2_INLINE void add_unit(const Job *job, Unit u, int64_t block, int64_t step, int64_t lane, int rows, int bits,
-                          int minima, __m256 *lanes) {
+/* Adds a unit to the lanes of `rows` rows. */
+AVX2_INLINE void add_unit(const Job *job, Unit u, int rows, int bits, __m256 *lanes) {
   const Activations *in = &job->in;
   __m256i dots[ROW_TILE];
   if (bits == 4)
-    dots4(u, rows, dots);
+    dots4(job, u, rows, dots);
   else
-    dots8(u, rows, dots);
-  __m256 scale = load_factors(job->op->scales + block, step, bits, u.pairs, u.half);
+    dots8(job, u, rows, dots);
+  __m256 scale = load_factors(job->op->scales, u, bits);
   for (int r = 0; r < rows; r++) {
-    int64_t at = lane + r * in->stride;
+    int64_t at = u.lane + r * in->stride;
     if (bits == 4) dots[r] = _mm256_sub_epi32(dots[r], _mm256_loadu_si256((const __m256i *)(in->offsets + at)));
     __m256 factor = _mm256_mul_ps(scale, _mm256_loadu_ps(in->scales + at));
     lanes[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), factor, lanes[r]);
   }
-  if (!minima) return;
-  __m256 least = load_factors(job->op->mins + block, step, bits, u.pairs, u.half);
+  if (!job->op->mins) return;
+  __m256 least = load_factors(job->op->mins, u, bits);
   for (int r = 0; r < rows; r++)
-    lanes[r] = _mm256_fmadd_ps(least, _mm256_loadu_ps(in->sums + lane + r * in->stride), lanes[r]);
+    lanes[r] = _mm256_fmadd_ps(least, _mm256_loadu_ps(in->sums + u.lane + r * in->stride), lanes[r]);
 }
 
 AVX2_INLINE __m128 add_lanes(const __m256 *lanes, int64_t step, __m256 rest, int bits) {
@@ -212,31 +216,27 @@ AVX2_INLINE __m128 add_lanes(const __m256 *lanes, int64_t step, __m256 rest, int
   return _mm_add_ps(sum, bits == 4 ? _mm_add_ps(low, high) : _mm_movelh_ps(low, high));
 }
 
-/* The results of `rows` rows by up to four columns. */
-AVX2_INLINE void multiply_tile(const Job *job, int64_t row, int64_t n, int rows, int columns, int bits, int minima) {
+/* The results of `rows` rows by `columns` of four columns; a missing column is the last one again, not stored. */
+AVX2_INLINE void multiply_tile(const Job *job, int64_t row, int64_t n, int rows, int columns, int bits) {
   const Activations *in = &job->in;
-  const uint8_t *weight = job->op->weight + n * job->blocks * 4 * bits;
   const int8_t *values = in->values + row * job->pairs * PAIR;
+  int64_t step = job->pairs * PAIR, lane = row * in->stride, start[PAIRS];
   __m256 lanes[PAIRS][ROW_TILE], rest[ROW_TILE];
-  for (int c = 0; c < PAIRS; c++)
-    for (int r = 0; r < rows; r++) lanes[c][r] = rest[r] = _mm256_setzero_ps();
-  for (int c = 0; c < columns; c++) {
+  for (int c = 0; c < PAIRS; c++) start[c] = (n + (c < columns ? c : columns - 1)) * job->blocks;
+  for (int r = 0; r < rows; r++) rest[r] = _mm256_setzero_ps();
+  for (int c = 0; c < PAIRS; c++) {
+    for (int r = 0; r < rows; r++) lanes[c][r] = _mm256_setzero_ps();
     for (int64_t g = 0; g < in->whole; g++) {
-      int64_t block = c * job->blocks + g * LANES;
-      Unit u = {weight + block * 4 * bits, 8 * bits, values + g * PAIRS * PAIR, PAIR, job->pairs * PAIR, PAIRS, 0};
-      add_unit(job, u, n * job->blocks + block, 2, row * in->stride + g * LANES, rows, bits, minima, lanes[c]);
+      int64_t b = start[c] + g * LANES;
+      Unit u = {1, {b, b + 2, b + 4, b + 6}, 0, values + g * PAIRS * PAIR, step, lane + g * LANES};
+      add_unit(job, u, rows, bits, lanes[c]);
     }
   }
   for (int64_t p = 0; p < in->remaining; p++) {
-    int64_t block = in->whole * LANES + 2 * p, lane = row * in->stride + (in->whole + p) * LANES;
-    Unit u = {weight + block * 4 * bits, job->blocks * 4 * bits, values + block / 2 * PAIR, 0, job->pairs * PAIR,
-              columns, 0};
-    if (block + 1 < job->blocks) {
-      add_unit(job, u, n * job->blocks + block, job->blocks, lane, rows, bits, minima, rest);
-    } else {
-      u.half = 1;
-      add_unit(job, u, n * job->blocks + block, job->blocks, lane, rows, bits, minima, rest);
-    }
+    int64_t b = in->whole * LANES + 2 * p;
+    Unit u = {0, {start[0] + b, start[1] + b, start[2] + b, start[3] + b}, b + 1 == job->blocks,
+              values + b / 2 * PAIR, step, lane + (in->whole + p) * LANES};
+    add_unit(job, u, rows, bits, rest);
   }
   for (int r = 0; r < rows; r++) {
     float four[PAIRS], *y = job->op->y + (row + r) * job->op->n + n;
@@ -246,26 +246,26 @@ AVX2_INLINE void multiply_tile(const Job *job, int64_t row, int64_t n, int rows,
   }
 }
 
-AVX2_INLINE void multiply_rows(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits, int minima) {
-  int64_t n = first;
-  for (; n + PAIRS <= last; n += PAIRS) multiply_tile(job, row, n, rows, PAIRS, bits, minima);
-  for (; n < last; n++) multiply_tile(job, row, n, rows, 1, bits, minima);
+AVX2_INLINE void multiply_rows(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits) {
+  for (int64_t n = first; n < last; n += PAIRS)
+    multiply_tile(job, row, n, rows, (int)(last - n < PAIRS ? last - n : PAIRS), bits);
 }
 
-AVX2_INLINE void multiply_bits(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits, int minima) {
+AVX2_INLINE void multiply_bits(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits) {
   switch (rows) {
-    case 1: multiply_rows(job, row, first, last, 1, bits, minima); break;
-    case 2: multiply_rows(job, row, first, last, 2, bits, minima); break;
-    case 3: multiply_rows(job, row, first, last, 3, bits, minima); break;
-    default: multiply_rows(job, row, first, last, ROW_TILE, bits, minima);
+    case 1: multiply_rows(job, row, first, last, 1, bits); break;
+    case 2: multiply_rows(job, row, first, last, 2, bits); break;
+    case 3: multiply_rows(job, row, first, last, 3, bits); break;
+    case 4: multiply_rows(job, row, first, last, 4, bits); break;
+    default: multiply_rows(job, row, first, last, ROW_TILE, 4);
   }
 }
 
 AVX2_CODE static void multiply(const Job *job, int64_t row, int64_t first, int64_t last, int rows) {
-  if (job->op->bits == 4 && job->op->mins) multiply_bits(job, row, first, last, rows, 4, 1);
-  else if (job->op->bits == 4) multiply_bits(job, row, first, last, rows, 4, 0);
-  else if (job->op->mins) multiply_bits(job, row, first, last, rows, 8, 1);
-  else multiply_bits(job, row, first, last, rows, 8, 0);
+  if (job->op->bits == 4)
+    multiply_bits(job, row, first, last, rows, 4);
+  else
+    multiply_bits(job, row, first, last, rows, 8);
 }
 
 static void quantise_item(void *argument, size_t row) {
@@ -276,8 +276,9 @@ static void multiply_item(void *argument, size_t tile) {
   const Job *job = argument;
   int64_t first = (int64_t)tile * COLUMN_TILE, last = first + COLUMN_TILE;
   if (last > job->op->n) last = job->op->n;
-  for (int64_t row = 0; row < job->op->rows; row += ROW_TILE) {
-    int rows = (int)(job->op->rows - row < ROW_TILE ? job->op->rows - row : ROW_TILE);
+  int64_t most = job->op->bits == 4 ? ROW_TILE : ROW_TILE - 1; /* as the registers allow */
+  for (int64_t row = 0; row < job->op->rows; row += most) {
+    int rows = (int)(job->op->rows - row < most ? job->op->rows - row : most);
     multiply(job, row, first, last, rows);
   }
 }
