@@ -12,7 +12,7 @@ from dsc.compiler.gguf_reader import GgufTensor
 
 BLOCK = 32
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes = np.ndarray[Any, np.dtype[Any]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -155,7 +155,8 @@ def _split_nibbles(packed: Bytes) -> Bytes:
 
 
 def _join_nibbles(codes: Bytes) -> Bytes:
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+    joined: Bytes = codes[..., 0::2] | (codes[..., 1::2] << 4)
+    return joined
 
 
 def _halves(packed: Bytes) -> Bytes:

@@ -46,6 +46,7 @@ def read_gguf(path: Path) -> GgufModel:
     """
     path = Path(path)
     file = open_gguf(path)
+    tokenizer = tokenizer_from_gguf(file)  # first: its errors are the cheapest and the clearest
     config = gguf_config(file)
     weights = read_weights(file, config)
     name = file.text("general.name") or path.stem
@@ -54,7 +55,7 @@ def read_gguf(path: Path) -> GgufModel:
         state_dict=weights.state_dict,
         block_weights=weights.block_weights,
         dense=weights.dense,
-        tokenizer=tokenizer_from_gguf(file),
+        tokenizer=tokenizer,
         name=name,
         licence=file.text("general.license") or None,
         source=_source(path, name, sorted({tensor.kind for tensor in file.tensors}), file.metadata),

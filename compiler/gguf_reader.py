@@ -93,65 +93,70 @@ def _as_model_error(path: Path) -> Iterator[None]:
 
 @cache
 def _bounded_reader() -> Any:
-    """The gguf library's reader, made here because importing the library takes a third of a second."""
-    from gguf import GGUFReader, GGUFValueType
+    """The gguf library's reader with bounds; made here because importing the library takes a third of a second."""
+    from gguf import GGUFReader
 
-    class BoundedReader(GGUFReader):
-        """Reads nothing outside the file, and an array as one part instead of one part an item.
+    return type("BoundedReader", (_Bounds, GGUFReader), {})
 
-        The library slices past the end without noticing, so a wrong count would make it loop or allocate without
-        limit; one part an item makes a vocabulary take seconds.
-        """
 
-        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-            end = int(offset) + np.dtype(dtype).itemsize * int(count)
-            if end > len(self.data):
-                raise ValueError(f"{end} bytes are needed, the file has {len(self.data)}")
-            return super()._get(int(offset), dtype, int(count), override_order)
+class _Bounds:
+    """Reads nothing outside the file, and an array as one part instead of one part an item.
 
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type != GGUFValueType.ARRAY:
-                return super()._get_field_parts(orig_offs, raw_type)
-            item_type = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
-            count = int(self._get(orig_offs + 4, np.uint64)[0])
-            if count > MAX_ARRAY_ITEMS:
-                raise ValueError(f"an array may have {MAX_ARRAY_ITEMS} items, got {count}")
-            start = orig_offs + 12
-            if item_type == GGUFValueType.STRING:
-                items, end = self._strings(start, count)
-            elif item_type in self.gguf_scalar_to_np:
-                values = self._get(start, self.gguf_scalar_to_np[item_type], count)
-                items, end = values.tolist(), start + values.nbytes
-            else:
-                raise ValueError(f"arrays of type {item_type.name} are not supported")
-            return end - orig_offs, [items], [0], [GGUFValueType.ARRAY, item_type]
+    The library slices past the end without noticing, so a wrong count would make it loop or allocate without limit;
+    one part an item makes a vocabulary take seconds.
+    """
 
-        def _strings(self, offset: int, count: int) -> tuple[list[str], int]:
-            length = struct.Struct(("<" if self.endianess == 0 else ">") + "Q")
-            items = []
-            for _ in range(count):
-                (n_bytes,) = length.unpack_from(self.data, offset)
-                start, offset = offset + 8, offset + 8 + n_bytes
-                if offset > len(self.data):
-                    raise ValueError(f"a string of {n_bytes} bytes does not fit the file")
-                items.append(self.data[start:offset].tobytes().decode("utf-8"))
-            return items, offset
+    data: Any
+    endianess: Any
+    gguf_scalar_to_np: dict[Any, Any]
 
-        def _build_tensor_info(self, offs: int, count: Any) -> Any:
-            if int(count) > MAX_TENSORS:
-                raise ValueError(f"at most {MAX_TENSORS} tensors are allowed, got {int(count)}")
-            return super()._build_tensor_info(offs, count)
+    def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        end = int(offset) + np.dtype(dtype).itemsize * int(count)
+        if end > len(self.data):
+            raise ValueError(f"{end} bytes are needed, the file has {len(self.data)}")
+        return super()._get(int(offset), dtype, int(count), override_order)  # type: ignore[misc]
 
-        def _get_tensor_info_field(self, orig_offs: int) -> Any:
-            field = super()._get_tensor_info_field(orig_offs)
-            dims = field.parts[3]
-            if not 1 <= len(dims) <= MAX_DIMS or not all(0 < size <= len(self.data) * 64 for size in dims.tolist()):
-                raise ValueError(
-                    f"tensor {field.name!r} must have 1 to {MAX_DIMS} positive dimensions that fit the file"
-                )
-            return field
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        from gguf import GGUFValueType
 
-    return BoundedReader
+        if raw_type != GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[misc]
+        item_type = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
+        count = int(self._get(orig_offs + 4, np.uint64)[0])
+        if count > MAX_ARRAY_ITEMS:
+            raise ValueError(f"an array may have {MAX_ARRAY_ITEMS} items, got {count}")
+        start = orig_offs + 12
+        if item_type == GGUFValueType.STRING:
+            items, end = self._strings(start, count)
+        elif item_type in self.gguf_scalar_to_np:
+            values = self._get(start, self.gguf_scalar_to_np[item_type], count)
+            items, end = values.tolist(), start + values.nbytes
+        else:
+            raise ValueError(f"arrays of type {item_type.name} are not supported")
+        return end - orig_offs, [items], [0], [GGUFValueType.ARRAY, item_type]
+
+    def _strings(self, offset: int, count: int) -> tuple[list[str], int]:
+        length = struct.Struct("<Q" if self.endianess.name == "LITTLE" else ">Q")
+        items = []
+        for _ in range(count):
+            (n_bytes,) = length.unpack_from(self.data, offset)
+            start, offset = offset + 8, offset + 8 + n_bytes
+            if offset > len(self.data):
+                raise ValueError(f"a string of {n_bytes} bytes does not fit the file")
+            items.append(self.data[start:offset].tobytes().decode("utf-8"))
+        return items, offset
+
+    def _build_tensor_info(self, offs: int, count: Any) -> Any:
+        if int(count) > MAX_TENSORS:
+            raise ValueError(f"at most {MAX_TENSORS} tensors are allowed, got {int(count)}")
+        return super()._build_tensor_info(offs, count)  # type: ignore[misc]
+
+    def _get_tensor_info_field(self, orig_offs: int) -> Any:
+        field = super()._get_tensor_info_field(orig_offs)  # type: ignore[misc]
+        dims = field.parts[3]
+        if not 1 <= len(dims) <= MAX_DIMS or not all(0 < size <= len(self.data) * 64 for size in dims.tolist()):
+            raise ValueError(f"tensor {field.name!r} must have 1 to {MAX_DIMS} positive dimensions that fit the file")
+        return field
 
 
 def _value(field: Any) -> Any:
