@@ -1,0 +1,60 @@
+"""Building, finding and going without the native library."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from native_operator import library
+
+from dsc.bundle_schema.errors import KernelError
+from dsc.kernels import native
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_folder_without_one_says_so(tmp_path):
+    found = native.find_library(tmp_path)
+    assert found.path is None
+    assert "no native library" in found.reason
+    assert native.library_path(tmp_path) is None
+
+
+def test_a_file_that_is_no_library_says_so(tmp_path):
+    (tmp_path / native.built_name()).write_bytes(b"no library")
+    assert "cannot be loaded" in native.find_library(tmp_path).reason
+
+
+def test_another_processor_says_so(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert "x86-64" in native.find_library().reason
+
+
+def test_it_is_built_once(tmp_path, monkeypatch):
+    shutil.copy(library(), tmp_path / native.built_name())
+    monkeypatch.setattr(subprocess, "run", None)
+    assert native.build(tmp_path) == tmp_path / native.built_name()
+
+
+def test_without_a_compiler_it_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(KernelError, match="install gcc"):
+        native.build(tmp_path)
+
+
+def test_a_compiler_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(KernelError, match="do not compile"):
+        native.build(tmp_path, compiler="false")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_package_builds_the_same_sources_with_the_same_flags():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (module,) = settings["tool"]["setuptools"]["ext-modules"]
+    assert module["optional"]
+    assert module["sources"] == [f"kernels/{name}" for name in native.SOURCES]
+    assert module["depends"] == [f"kernels/{name}" for name in native.HEADERS]
+    assert [flag for flag in module["extra-compile-args"] if flag != "-g0"] == list(native.FLAGS)
