@@ -58,3 +58,16 @@ def test_the_package_builds_the_same_sources_with_the_same_flags():
     assert module["sources"] == [f"kernels/{name}" for name in native.SOURCES]
     assert module["depends"] == [f"kernels/{name}" for name in native.HEADERS]
     assert [flag for flag in module["extra-compile-args"] if flag != "-g0"] == list(native.FLAGS)
+
+
+@pytest.mark.slow
+def test_random_shapes_touch_no_foreign_memory(tmp_path):
+    """The kernels alone, on buffers of exactly the stated sizes, under the address and behaviour sanitizers."""
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler with sanitizers")
+    kernels = ROOT / "kernels"
+    command = [compiler, "-O1", "-g", "-std=gnu11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command += [f"-I{kernels}", ROOT / "tests/support/native_fuzz.c", kernels / "dspark_matmul.c"]
+    subprocess.run([*command, kernels / "dspark_attention.c", "-lm", "-o", tmp_path / "fuzz"], check=True)
+    subprocess.run([tmp_path / "fuzz", "400"], check=True)

@@ -1,0 +1,70 @@
+/* Runs the kernels on random shapes with every buffer exactly as long as stated; meant for sanitizers. */
+#include "dspark_cpu.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void serial(const Pool *pool, void (*body)(void *, size_t), size_t count, void *argument) {
+  (void)pool;
+  for (size_t i = 0; i < count; i++) body(argument, i);
+}
+
+static const Pool here = {serial, NULL, NULL};
+
+static int64_t between(int64_t low, int64_t high) { return low + rand() % (high - low + 1); }
+
+static float *floats(int64_t count) {
+  float *values = malloc((size_t)count * sizeof(float));
+  for (int64_t i = 0; i < count; i++) values[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+  return values;
+}
+
+static int multiply(void) {
+  int64_t rows = between(0, 17), groups = between(1, 20), n = between(1, 70), bits = 4 * between(1, 2);
+  int64_t bytes = n * groups * 4 * bits;
+  uint8_t *weight = malloc((size_t)bytes);
+  for (int64_t i = 0; i < bytes; i++) weight[i] = (uint8_t)rand();
+  float *x = floats(rows * groups * BLOCK), *scales = floats(n * groups), *y = floats(rows * n);
+  float *mins = between(0, 1) ? floats(n * groups) : NULL;
+  BlockMatMul op = {rows, groups * BLOCK, n, (int)bits, x, weight, scales, mins, y};
+  int bad = dspark_block_matmul(&op, &here);
+  for (int64_t i = 0; i < rows * n; i++) bad |= !isfinite(y[i]);
+  free(weight), free(x), free(scales), free(y), free(mins);
+  return bad;
+}
+
+static int attend(void) {
+  int64_t batch = between(1, 3), kv = between(1, 3), heads = kv * between(1, 8), rows = between(1, 20);
+  int64_t dim = between(1, 70), pool = rows + between(0, 300), queries = batch * heads * rows * dim;
+  float *q = floats(queries), *o = floats(queries), *sinks = between(0, 1) ? floats(heads) : NULL;
+  float *k = floats(batch * kv * rows * dim), *v = floats(batch * kv * rows * dim);
+  float *k_pool = floats(batch * kv * pool * dim), *v_pool = floats(batch * kv * pool * dim);
+  int32_t *past = malloc((size_t)batch * sizeof *past);
+  uint8_t *tree = between(0, 1) ? malloc((size_t)(batch * rows * rows)) : NULL;
+  for (int64_t b = 0; b < batch; b++) {
+    past[b] = (int32_t)between(0, pool - rows);
+    for (int64_t i = past[b] * dim; i < pool * dim; i++)
+      for (int64_t h = 0; h < kv; h++) v_pool[(b * kv + h) * pool * dim + i] = NAN;
+    for (int64_t i = 0; tree && i < rows * rows; i++) tree[b * rows * rows + i] = i / rows == i % rows || rand() % 2;
+  }
+  VerifyAttention op = {batch, heads, kv, rows, dim, pool, q, k, v, k_pool, v_pool, past, sinks, tree, 0.3f,
+                        between(0, 1) ? 5.0f : 0.0f, between(0, 1) ? between(1, 200) : -1,
+                        heads * rows * dim, rows * dim, dim, heads * rows * dim, rows * dim, dim, o};
+  int bad = dspark_verify_attention(&op, &here);
+  for (int64_t i = 0; i < queries; i++) bad |= !isfinite(o[i]);
+  free(q), free(o), free(sinks), free(k), free(v), free(k_pool), free(v_pool), free(past), free(tree);
+  return bad;
+}
+
+int main(int count, char **arguments) {
+  int rounds = count > 1 ? atoi(arguments[1]) : 100;
+  srand(1);
+  for (int i = 0; i < rounds; i++) {
+    if (multiply() || attend()) {
+      printf("round %d: a result is not finite\n", i);
+      return 1;
+    }
+  }
+  return 0;
+}
