@@ -12,8 +12,8 @@ from dsc.passes.graph_edit import (
     DSPARK,
     MICROSOFT,
     drop_unused_initializers,
-    insert,
     is_op,
+    owner,
     producer,
     remove_dead,
     replace_value,
@@ -94,7 +94,11 @@ def _why_not_even(gate: ir.Node, up: ir.Node) -> str:
 def _merge(gate: ir.Node, up: ir.Node) -> None:
     name = str(gate.inputs[1].name if gate.inputs[1] else "").replace("gate_proj", "gate_up_proj")
     merged = merge_products([gate, up], name.removesuffix(".qweight").removesuffix(".weight"))
-    split = insert(gate, "Split", [merged], {"axis": -1, "num_outputs": 2}, num_outputs=2)
+    split = ir.node("Split", [merged], {"axis": -1, "num_outputs": 2}, num_outputs=2)
+    product = merged.producer()
+    if product is None:
+        raise ValueError("a merged product has a producer")
+    owner(product).insert_after(product, split)
     for old, new in zip((gate, up), split.outputs, strict=True):
         new.type, new.shape = old.outputs[0].type, old.outputs[0].shape
         replace_value(old.outputs[0], new)

@@ -65,7 +65,8 @@ def merge_products(nodes: Sequence[ir.Node], name: str) -> ir.Value:
     attributes = {key: attr.value for key, attr in first.attributes.items()}
     if "N" in attributes:
         attributes["N"] = sum(int(node.attributes["N"].value) for node in nodes)
-    product = insert(first, first.op_type, [first.inputs[0], *merged], attributes, domain=first.domain)
+    anchor = next(node for node in owner(first) if node in nodes)
+    product = insert(anchor, first.op_type, [first.inputs[0], *merged], attributes, domain=first.domain)
     output = product.outputs[0]
     output.type = first.outputs[0].type
     widths = [node.outputs[0].shape[-1] if node.outputs[0].shape is not None else None for node in nodes]

@@ -90,7 +90,9 @@ class QuantizeWeightsPass(GraphPass):
                 raise PassError(f"initializer {weight.name!r}", "should have been quantised and was not")
         replaced = {str(node.inputs[1].name) for node in _block_nodes(model.graph) if node.inputs[1]}
         for name in self.block_weights:
-            if f"{name}.qweight" not in replaced and not self._excluded(name):
+            # A matrix that is only an embedding is left to quantize-embedding.
+            kept = name in model.graph.initializers or self._excluded(name)
+            if f"{name}.qweight" not in replaced and not kept:
                 raise PassError(
                     f"initializer {name!r}",
                     "its blocks were to be carried over, but no product in the graph uses a matrix of this name",

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import onnx_ir as ir
 from pass_graphs import assert_same_results, ops, text_model
@@ -84,3 +86,22 @@ def test_large_constants_are_not_computed():
 def test_nothing_to_do_changes_nothing():
     model = text_model("agraph (float[B, 8] x) => (float[B, 8] y) { y = Relu(x) }")
     assert not FoldConstantsPass()(model).modified
+
+
+def test_memory_never_holds_more_than_one_transposed_tensor():
+    big = {f"w{i}": RNG.standard_normal((512, 512)).astype(np.float32) for i in range(6)}
+    shapes = ", ".join(f"float[512, 512] {name}" for name in big)
+    body = " ".join(f"t{n} = Transpose<perm=[1, 0]>({n}) y{i} = MatMul(x, t{n})" for i, n in enumerate(big))
+    outputs = ", ".join(f"float[S, 512] y{i}" for i in range(len(big)))
+    model = text_model(f"agraph (float[S, 512] x, {shapes}) => ({outputs}) {{ {body} }}", **big)
+    one = big["w0"].nbytes
+    tracemalloc.start()
+    try:
+        assert FoldConstantsPass()(model).fired == len(big)
+        assert tracemalloc.get_traced_memory()[1] < one
+        tracemalloc.reset_peak()
+        for value in model.graph.initializers.values():
+            assert len(value.const_value.tobytes()) == one
+        assert tracemalloc.get_traced_memory()[1] < 3.5 * one
+    finally:
+        tracemalloc.stop()

@@ -44,6 +44,16 @@ def test_gate_and_up_become_one_product(activation, quantised):
     assert_same_results(reference, model, feeds)
 
 
+def test_the_up_projection_may_come_first():
+    text = f"""agraph (float[batch, seq, 64] x, float[64, 96] wg, float[64, 96] wu)
+      => (float[batch, seq, 96] h, float y) <float[batch, seq, 96] g, float[batch, seq, 96] u>
+      {{ u = MatMul(x, wu) y = ReduceSum<keepdims=0>(u) g = MatMul(x, wg) {SILU} }}"""
+    model = text_model(text, wg=G, wu=U)
+    assert MergeGateUpPass()(model).fired == 1
+    verify_graph(model)
+    assert_same_results(text_model(text, wg=G, wu=U), model, feeds, rtol=1e-4)
+
+
 def test_a_plain_product_of_two_projections_is_not_gated():
     assert not MergeGateUpPass()(build("h = Mul(g, u)")).modified
 

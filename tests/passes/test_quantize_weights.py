@@ -138,6 +138,10 @@ def test_blocks_that_no_product_uses_or_that_do_not_fit_are_an_error():
     block = Carried(4, np.zeros((48, 2, 16), np.uint8), np.ones((48, 2), np.float32), None)
     with pytest.raises(PassError, match="no product in the graph"):
         QuantizeWeightsPass(block_weights={"missing": block})(build())
+    embedding = text_model(
+        "agraph (int64[batch, seq] ids, float[48, 64] e) => (float[batch, seq, 64] y) { y = Gather(e, ids) }", e=A
+    )
+    assert not QuantizeWeightsPass(block_weights={"e": block})(embedding).modified
     short = Carried(4, np.zeros((47, 2, 16), np.uint8), np.ones((47, 2), np.float32), None)
     with pytest.raises(PassError, match="required blocks for"):
         QuantizeWeightsPass(block_weights={"a": short})(build())
