@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsc.runtime.generate import SpeculativeModel
+    from dsc.runtime.speculator import SpeculationRequest
     from dsc.runtime.stats import GenerationStats
 
 
@@ -88,7 +89,7 @@ def _bench_prompt(
 
 
 def _generate(
-    model: SpeculativeModel, ids: Sequence[int], max_new_tokens: int, speculation: str
+    model: SpeculativeModel, ids: Sequence[int], max_new_tokens: int, speculation: SpeculationRequest
 ) -> tuple[tuple[int, ...], GenerationStats, list[float]]:
     """Ids, statistics, and the milliseconds between tokens; tokens of one round arrive together."""
     stream = model.stream(ids, max_new_tokens=max_new_tokens, speculation=speculation, ignore_eos=True)
@@ -98,7 +99,8 @@ def _generate(
         now = time.perf_counter()
         gaps += [(now - before) * 1e3 / max(1, len(chunk.ids))] * len(chunk.ids)
         before = now
-    return stream.result.ids, stream.result.stats, gaps[1:]
+    result = stream.finish()
+    return result.ids, result.stats, gaps[1:]
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

@@ -61,8 +61,15 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         role = "forward_native" if kernels is Kernels.NATIVE else "forward"
         file = "graph.native.onnx" if kernels is Kernels.NATIVE else "graph.onnx"
         graphs.append(GraphPart(f"{owner}/{file}", role, graph, str(precision)))
-    info = exported.info.model_copy(update={"quantization": str(precision)})
+    info = exported.info.model_copy(update={"quantization": _described(precision, exported)})
     return BuiltModel(ModelPart(info, tuple(graphs)), reports)
+
+
+def _described(precision: Precision, exported: ExportedModel) -> str:
+    """The weights in words; carried blocks by their own names."""
+    if precision is not Precision.KEEP:
+        return str(precision)
+    return "carried " + ", ".join(sorted({block.kind for block in exported.block_weights.values()}))
 
 
 def _kernel_sets(kernels: Kernels) -> tuple[Kernels, ...]:

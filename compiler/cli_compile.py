@@ -73,11 +73,13 @@ def compile_command(
         "force": force or None,
     }
     request = _request(recipe, given)
-    from dsc.compiler.compile import compile_bundle, dry_run_report
-
     if dry_run:
+        from dsc.compiler.dry_run import dry_run_report
+
         print_report(dry_run_report(request), as_json)
         return
+    from dsc.compiler.compile import compile_bundle
+
     with Progress(enabled=is_terminal() and not as_json) as progress:
         report = compile_bundle(request, on_stage=progress.stage)
     if as_json:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dsc.bundle_schema.errors import RequestError
 from dsc.compiler.console import print_json, print_table
+
+if TYPE_CHECKING:
+    from dsc.runtime.speculator import SpeculationRequest
 
 Bundle = Annotated[Path, typer.Argument(help="a .dsmodel file")]
 Threads = Annotated[int | None, typer.Option(help="default: the allowed CPUs")]
@@ -38,7 +41,7 @@ def run_command(
     max_length: Annotated[int | None, typer.Option(help="reserve the cache for so many positions")] = None,
     threads: Threads = None,
     provider: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    kernels: Annotated[str, typer.Option(help="auto, native or ort")] = "auto",
+    kernels: Annotated[Literal["auto", "native", "ort"], typer.Option(help="CPU kernels")] = "auto",
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="print statistics to stderr")] = True,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -59,8 +62,8 @@ def run_command(
     )
     for piece in stream:
         if not as_json:
-            print(piece, end="", flush=True)
-    result = stream.result
+            print(piece.text, end="", flush=True)
+    result = stream.finish()
     if as_json:
         print_json(
             {
@@ -76,14 +79,16 @@ def run_command(
         print(result.stats.pretty(), file=sys.stderr)
 
 
-def speculation_option(text: str) -> str | dict[str, int]:
+def speculation_option(text: str) -> SpeculationRequest:
     """`auto`, `off`, or a fixed window.
 
     Raises:
         RequestError: anything else.
     """
-    if text in ("auto", "off"):
-        return text
+    if text == "auto":
+        return "auto"
+    if text == "off":
+        return "off"
     if text.isdecimal() and 1 <= int(text) <= 16:
         return {"window": int(text)}
     raise RequestError("--speculation", f"auto, off or a window 1 to 16 is required, got {text!r}")

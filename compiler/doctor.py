@@ -53,10 +53,10 @@ def cuda_driver() -> str:
 
 def native_library() -> str:
     """Where the native CPU kernels are, or why they are not there."""
-    from dsc.kernels.native import library_path, missing_reason
+    from dsc.kernels.native import find_library
 
-    path = library_path()
-    return str(path) if path is not None else f"none ({missing_reason()})"
+    library = find_library()
+    return str(library.path) if library.path is not None else f"none: {library.reason}"
 
 
 def examine() -> dict[str, Any]:

@@ -150,7 +150,7 @@ class _WeightTable:
             if tensor is None or tensor.nbytes < INLINE_NBYTES:
                 continue
             member = self.writer.add_weight(_buffer(tensor))
-            shape = tuple(int(size) for size in tensor.shape.numpy())
+            shape = tuple(tensor.shape.numpy())
             self._rows[member.name] = (member, _DTYPES[tensor.dtype], shape)
             self._users[member.name].append(f"{part.member}:{name}")
             kept.append((value, tensor))
@@ -159,7 +159,7 @@ class _WeightTable:
                 member.offset,
                 member.nbytes,
                 tensor.dtype,
-                shape=tensor.shape,
+                shape=ir.Shape(shape),
                 name=name,
             )
         try:
@@ -184,7 +184,7 @@ class _WeightTable:
 
 def _buffer(tensor: ir.TensorProtocol) -> memoryview:
     """The tensor's little-endian bytes, copied only when they are not contiguous in memory."""
-    return memoryview(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
 
 
 def _model_entry(part: ModelPart, entries: dict[str, GraphEntry]) -> ModelEntry:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,9 @@ from dsc.runtime.load import load
 from dsc.runtime.sampling import SamplingParams, UniformDraws
 
 if TYPE_CHECKING:
+    from dsc.bundle_schema.dflash_config import ProposerKind
     from dsc.runtime.generate import SpeculativeModel
+    from dsc.runtime.speculator import SpeculationRequest
 
 REPEATS = 5
 SAMPLING_SETTINGS = ((0.7, 0.9), (1.3, 1.0))
@@ -84,14 +86,14 @@ def run_gate(
     prompts = [ids[: max(1, room)] for ids in prompts]
     greedy = _check_greedy(model, prompts, options.n_tokens, window)
     rows, finite = _check_rows(model, prompts)
-    sampling = _check_sampling(model, prompts[0], options.n_draws)
+    sampling = _check_sampling(model, prompts, options.n_draws)
     parity = _check_parity(model, reference) if reference is not None else None
     costs = _measure_costs(model, prompts)
     model.reset()
     reasons = _reasons(greedy, sampling, finite, parity if exact_weights else None)
-    verdict = "pass" if not reasons else ("fail" if options.strict else "not_strict")
+    failed: Literal["fail", "not_strict"] = "fail" if options.strict else "not_strict"
     certificate = Certificate(
-        verdict=verdict,
+        verdict=failed if reasons else "pass",
         reasons=tuple(reasons),
         kernels="native" if model.bundle.settings.library else "ort",
         device=device_fingerprint(model.bundle.settings),
@@ -158,7 +160,7 @@ def _check_greedy(
     return checks
 
 
-def _greedy(model: SpeculativeModel, ids: Sequence[int], n_tokens: int, speculation: object) -> list[int]:
+def _greedy(model: SpeculativeModel, ids: Sequence[int], n_tokens: int, speculation: SpeculationRequest) -> list[int]:
     result = model.generate(ids, max_new_tokens=n_tokens, ignore_eos=True, speculation=speculation)
     return list(result.ids)
 
@@ -227,15 +229,17 @@ def _rows_alone(model: SpeculativeModel, ids: Sequence[int], width: int) -> NDAr
     return np.stack(rows)
 
 
-def _check_sampling(model: SpeculativeModel, prompt: Sequence[int], n_draws: int) -> list[ChiSquareCheck]:
+def _check_sampling(model: SpeculativeModel, prompts: Sequence[Sequence[int]], n_draws: int) -> list[ChiSquareCheck]:
     """The first token that speculation emits against the target's distribution of it.
 
-    The draft is the target's second choice, so that it is accepted sometimes and rejected sometimes.
+    Where the target is least sure there is most to compare. The draft is its second choice, so that it is
+    accepted sometimes and rejected sometimes.
     """
     if not n_draws:
         return []
-    first = _logits(model, prompt, 1)[0]
-    draft = int(np.argsort(first)[-2])
+    firsts = [_logits(model, ids, 1)[0] for ids in prompts]
+    index = int(np.argmin([filtered_softmax(row, 1.0, 1.0).max() for row in firsts]))
+    prompt, draft = prompts[index], int(np.argsort(firsts[index])[-2])
     logits = _logits(model, [*prompt, draft], 2)
     checks = []
     for temperature, top_p in SAMPLING_SETTINGS:
@@ -269,7 +273,8 @@ def filtered_softmax(logits: NDArray[np.float32], temperature: float, top_p: flo
     order = np.argsort(-p, kind="stable")
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= top_p]] = 0.0
-    return p / p.sum()
+    filtered: NDArray[np.float64] = p / p.sum()
+    return filtered
 
 
 def _check_parity(model: SpeculativeModel, reference: Reference) -> ParityCheck:
@@ -307,7 +312,7 @@ def _measure_costs(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) ->
             target.forward(block, rows)
             times[rows - 1].append((time.perf_counter() - start) * 1e3)
     verify_ms = tuple(median(column) for column in times)
-    draft_ms = {}
+    draft_ms: dict[ProposerKind, tuple[float, ...]] = {}
     if model.bundle.draft is not None:
         draft = model.bundle.draft
         draft.rewind(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from dsc.bundle_schema.errors import ModelError
 from dsc.compiler.export_hooks import HOOK, install_hooks
+from dsc.compiler.hf_weights import read_weights
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -28,7 +29,9 @@ def load_model(directory: Path) -> Any:
             weights are missing, superfluous in shape, or would be initialised at random.
     """
     config = load_config(directory)
-    return _load(str(directory), directory, config=config)
+    if getattr(config, "quantization_config", None) is not None:
+        return _load(str(directory), directory, config=config)
+    return _load(str(directory), None, config=config, state_dict=read_weights(directory))
 
 
 def load_state_dict(config: Any, state_dict: Mapping[str, Any]) -> Any:

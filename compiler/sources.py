@@ -61,13 +61,20 @@ def load_source(path: Path) -> Source:
         ModelError: there is nothing at `path`, it is neither a model directory nor a GGUF file, or it cannot
             be read.
     """
-    if path.is_dir():
-        return _load_directory(path)
+    require_source(path)
+    return _load_directory(path) if path.is_dir() else _load_gguf(path)
+
+
+def require_source(path: Path) -> None:
+    """Refuse a path that is neither a directory nor a GGUF file.
+
+    Raises:
+        ModelError: says which.
+    """
     if not path.exists():
         raise ModelError(str(path), "a Hugging Face directory or a GGUF file must be there, nothing is")
-    if path.suffix.lower() == GGUF_SUFFIX:
-        return _load_gguf(path)
-    raise ModelError(str(path), f"a directory with config.json or a {GGUF_SUFFIX} file is required")
+    if not path.is_dir() and path.suffix.lower() != GGUF_SUFFIX:
+        raise ModelError(str(path), f"a directory with config.json or a {GGUF_SUFFIX} file is required")
 
 
 def _load_directory(path: Path) -> Source:
@@ -95,7 +102,6 @@ def _load_gguf(path: Path) -> Source:
         load_state_dict(gguf.config, gguf.state_dict),
         {
             "tokenizer": gguf.tokenizer,
-            "generation": gguf.generation,
             "source": gguf.source,
             "name": gguf.name,
             "licence": gguf.licence,

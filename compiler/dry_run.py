@@ -1,0 +1,84 @@
+"""`dsc compile --dry-run`: what would be done, and about how large it would be, from configurations alone."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from dsc.compiler.console import format_nbytes
+from dsc.compiler.request import CompileRequest, DraftKind, Precision, WeightOptions
+from dsc.compiler.sources import GGUF_SUFFIX, require_source
+from dsc.compiler.stages import STAGES
+
+# Bytes a weight: codes, and a float32 scale for each block of 32.
+_NBYTES = {Precision.FP32: 4.0, Precision.FP16: 2.0, Precision.INT8: 1.125, Precision.INT4: 0.625}
+
+
+def dry_run_report(request: CompileRequest) -> dict[str, Any]:
+    """Stages, sizes and memory of a compile, without reading a weight or writing a byte.
+
+    Raises:
+        ModelError: a source is missing or its configuration cannot be read.
+    """
+    report: dict[str, Any] = {
+        "output": str(request.output),
+        "stages": ", ".join(STAGES),
+        "draft kind": str(request.draft.kind),
+        "target": _describe(request.target, request.weights, request.max_length),
+    }
+    if request.draft.kind is DraftKind.SELF:
+        report["draft"] = _describe(request.target, request.draft, request.max_length)
+    elif request.draft.source is not None:
+        report["draft"] = _describe(request.draft.source, request.draft, request.max_length)
+    models = [report[owner] for owner in ("target", "draft") if owner in report]
+    report["bundle about"] = format_nbytes(sum(model.pop("weights_nbytes") for model in models))
+    report["KV memory about"] = format_nbytes(sum(model.pop("kv_nbytes") for model in models))
+    report["peak memory about"] = format_nbytes(1.5 * max(model.pop("fp32_nbytes") for model in models) + (400 << 20))
+    return report
+
+
+def _describe(path: Path, weights: WeightOptions, max_length: int | None) -> dict[str, Any]:
+    config, n_parameters, carried_nbytes = _read_config(path)
+    precision = weights.precision
+    if precision is Precision.KEEP and carried_nbytes is None:
+        precision = Precision.FP32
+    size = carried_nbytes if precision is Precision.KEEP else _NBYTES[precision] * n_parameters
+    length = max_length or int(config.max_position_embeddings)
+    n_heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // n_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or n_heads)
+    per_token = 2 * int(config.num_hidden_layers) * kv_heads * head_dim * 4
+    return {
+        "source": str(path),
+        "architecture": ", ".join(getattr(config, "architectures", None) or [config.model_type]),
+        "layers": int(config.num_hidden_layers),
+        "parameters": n_parameters,
+        "precision": str(precision),
+        "max length": length,
+        "KV bytes per token": per_token,
+        "weights_nbytes": size,
+        "kv_nbytes": per_token * length,
+        "fp32_nbytes": 4 * n_parameters,
+    }
+
+
+def _read_config(path: Path) -> tuple[Any, int, int | None]:
+    """Configuration, number of parameters, and the bytes of a GGUF file's own tensors."""
+    require_source(path)
+    if path.is_file() and path.suffix.lower() == GGUF_SUFFIX:
+        from dsc.compiler.gguf_config import gguf_config
+        from dsc.compiler.gguf_reader import open_gguf
+
+        file = open_gguf(path)
+        n_parameters = sum(prod(tensor.shape) for tensor in file.tensors)
+        return gguf_config(file).get_text_config(decoder=True), n_parameters, path.stat().st_size
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from dsc.compiler.hf_files import load_config
+
+    config = load_config(path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return config.get_text_config(decoder=True), sum(weight.numel() for weight in model.parameters()), None
