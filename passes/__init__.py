@@ -38,6 +38,8 @@ ALL_PASSES: dict[str, str] = {
 _LONGEST_ROTARY_TABLE = 32768
 """Positions. A longer table costs more memory than the nodes it replaces cost time."""
 
+_BLOCK_PRECISIONS = ("int8", "int4")
+
 
 def default_pipeline(
     backend: Backend = "cpu",
@@ -69,7 +71,8 @@ def default_pipeline(
         # what its weights are
         *_quantisation(precision, block_weights, quantize),
         # which operators compute it
-        f"lower-attention{{{rotary}}},lower-experts,fuse-skip-norm,merge-qkv",
+        f"lower-attention{{{rotary}}},lower-experts,fuse-skip-norm",
+        "merge-qkv,merge-gate-up" if precision in _BLOCK_PRECISIONS else "",
         "" if native else "lower-block-matmul",
         half,
         # what is written
@@ -84,7 +87,7 @@ def default_pipeline(
 def _quantisation(
     precision: Precision, block_weights: Mapping[str, BlockWeights] | None, quantize: Mapping[str, Any] | None
 ) -> tuple[GraphPass, ...]:
-    if precision not in ("int8", "int4"):
+    if precision not in _BLOCK_PRECISIONS:
         return ()
     from dsc.passes.quantize_embedding import QuantizeEmbeddingPass
     from dsc.passes.quantize_weights import QuantizeWeightsPass

@@ -72,6 +72,13 @@ def test_the_native_pipeline_leaves_block_products_with_their_body():
     assert [function.name for function in model.functions.values()] == ["BlockMatMul"]
 
 
+def test_projections_are_merged_only_where_that_was_faster():
+    names = {p: [one.name for one in default_pipeline(precision=p)] for p in ("fp32", "int4")}
+    assert "merge-qkv" not in names["fp32"]
+    assert names["int4"].index("quantize-embedding") < names["int4"].index("merge-qkv")
+    assert ops(compiled(precision="int4")).count("MatMulNBits") == 4 * N_LAYERS + 1
+
+
 def test_symbolic_axes_stay():
     for precision in ("fp32", "int4"):
         graph = compiled(precision=precision).graph
