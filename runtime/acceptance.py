@@ -35,15 +35,15 @@ class _Share:
 class AcceptanceModel:
     """Acceptance of one kind of proposal, learnt while decoding.
 
-    Blocks are two-humped: a wrong block fails at its first token, a right one runs on. So the first position
-    and the later ones (given that all before were accepted) each have their own share.
+    Blocks are two-humped: a wrong block fails at its first token, a right one runs on. So the first position and the
+    later ones (given that all before were accepted) each have their own share.
 
     Args:
         first: expected share at the first position before anything was seen.
         later: the same for each further position.
         weight: how many observations that expectation is worth.
-        memory: rounds after which an observation has faded to 1/e; this is what lets a proposer that did
-            badly be tried again.
+        memory: rounds after which an observation has faded to 1/e; this is what lets a proposer that did badly be tried
+            again.
     """
 
     def __init__(self, first: float = 0.5, later: float = 0.8, weight: float = 4.0, memory: float = 40.0) -> None:

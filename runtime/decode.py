@@ -1,9 +1,8 @@
 """The decoding loop: propose, run the target over the last token and the drafts, verify, commit.
 
 Between rounds one invariant holds: the target's cache has read every token but the last. A round runs the
-last token and K drafts as K + 1 rows, so its logits judge every draft and supply one token more: the
-correction of the first draft that fails, or a bonus when all hold. Any proposer may draft; the output is the
-target's own.
+last token and K drafts as K + 1 rows, so its logits judge every draft and supply one token more: the correction of the
+first draft that fails, or a bonus when all hold. Any proposer may draft; the output is the target's own.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class Decoding:
 
     Attributes:
         tokens: prompt and output so far.
-        target: the target model; its cache has read all of `tokens` but the last, or less before the first
-            round.
+        target: the target model; its cache has read all of `tokens` but the last, or less before the first round.
         max_tokens: most tokens that `tokens` may reach.
         stop_ids: tokens after which nothing is wanted.
         speculator: None decodes plainly.
@@ -153,11 +151,11 @@ def _observe(run: Decoding, draft: Draft, accepted: int) -> None:
     run.speculator.settle(proposed, accepted)
     if draft.reason:
         run.stats.fallbacks[draft.reason] += 1
-    if proposed:
-        proposer = run.stats.proposers.setdefault(run.speculator.name, ProposerStats())
-        proposer.rounds += 1
-        proposer.proposed += proposed
-        proposer.accepted += accepted
+    proposer = run.stats.proposers.setdefault(run.speculator.name, ProposerStats())
+    proposer.rounds += proposed > 0
+    proposer.proposed += proposed
+    proposer.accepted += accepted
+    proposer.ms = run.stats.ms["propose"]
 
 
 @contextmanager

@@ -1,11 +1,10 @@
 """Falling back to plain decoding so that speculation never costs more than a stated share of the run.
 
-The rule is an account in units of one plain decoding step. Every committed token earns the allowance; a
-speculative round earns the tokens it committed and pays what it cost. A round is only begun when the account
-covers its worst case, all drafts rejected. So after n tokens the loss against plain decoding is at most
-``start + allowance * n``, whatever the text is. When the account cannot pay, a cool-down of plain rounds
-begins; after it one probe is tried as soon as the account covers it, and a probe that fails doubles the next
-cool-down.
+The rule is an account in units of one plain decoding step. Every committed token earns the allowance; a speculative
+round earns the tokens it committed and pays what it cost. A round is only begun when the account covers its worst case,
+all drafts rejected. So after n tokens the loss against plain decoding is at most ``start + allowance * n``, whatever
+the text is. When the account cannot pay, a cool-down of plain rounds begins; after it one probe is tried as soon as the
+account covers it, and a probe that fails doubles the next cool-down.
 """
 
 from __future__ import annotations

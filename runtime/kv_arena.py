@@ -1,9 +1,7 @@
 """One allocation for all keys and values, cut by the bundle's KV plan.
 
-Rows are written once, by the forward that made them. Accepting them moves a length forward, rejecting them
-does not move
-it: a rejected row stays where it is until the next forward writes over it, and no forward reads past the
-    length.
+Rows are written once, by the forward that made them. Accepting rows moves a length forward, rejecting them does not: a
+rejected row stays where it is until the next forward writes over it, and no forward reads past the length.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ class KvZone:
         owner: whose zone this is.
         pools: graph input name -> array [1, Hkv, rows, D] in the arena.
         capacity: most valid rows.
-        ring_slack: None when every layer keeps all its rows; otherwise how many rows a ring can be wound
-            back.
+        ring_slack: None when every layer keeps all its rows; otherwise how many rows a ring can be wound back.
         secure_rollback: overwrite rejected rows with zeros.
     """
 
@@ -79,8 +76,7 @@ class KvZone:
     def rewind(self, length: int) -> None:
         """Make `length` rows valid, at most as many as are now; O(1) unless rollback is secure.
 
-        A ring that has already written over rows that `length` needs is emptied, so that they are computed
-        again.
+        A ring that has already written over rows that `length` needs is emptied, so that they are computed again.
         """
         end = self.length
         if length >= end:

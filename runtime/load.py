@@ -102,7 +102,10 @@ def _certificate(bundle: OpenBundle, certified: bool) -> Certificate:
 def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: KernelChoice) -> SessionSettings:
     if kernels not in ("auto", "native", "ort"):
         raise RequestError("kernels", f"'auto', 'native' or 'ort' is required, got {kernels!r}")
-    library = NativeLibrary(None, "not asked for") if kernels == "ort" else find_library()
+    library = NativeLibrary(None, "not asked for")
+    if kernels != "ort":
+        ours = any(graph.functions or graph.role == "forward_native" for graph in bundle.manifest.graphs())
+        library = find_library() if ours else NativeLibrary(None, "the bundle's graphs have none of its operators")
     if kernels == "native" and library.path is None:
         raise HostError("kernels", f"the native CPU library is required: {library.reason}", "load with kernels='auto'")
     folder = os.path.dirname(os.path.realpath(bundle.path))
@@ -131,7 +134,9 @@ class _Placer:
         self._max_length = max_length
 
     def place(self, owner: Owner, entry: ModelEntry) -> CachedModel:
-        graph = next((graph for graph in entry.graphs if graph.role == "forward" and graph.backend == "cpu"), None)
+        graphs = {graph.role: graph for graph in entry.graphs if graph.backend == "cpu"}
+        wanted = ("forward_native", "forward") if self._settings.library else ("forward",)
+        graph = next((graphs[role] for role in wanted if role in graphs), None)
         if graph is None:
             raise BundleError(str(self._bundle.path), f"a forward graph for the CPU is required for the {owner}")
         max_length = min(self._max_length, entry.info.max_length)

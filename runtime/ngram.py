@@ -1,8 +1,7 @@
 """Prompt lookup: propose what followed the last time the sequence ended like this.
 
-The index maps every n-gram of the sequence to where it last ended; adding a token costs one dictionary write
-a match length and never depends on the sequence's length. Keys are the tokens themselves, so no two n-grams
-can collide.
+The index maps every n-gram of the sequence to where it last ended; adding a token costs one dictionary write a match
+length and never depends on the sequence's length. Keys are the tokens themselves, so no two n-grams can collide.
 """
 
 from __future__ import annotations

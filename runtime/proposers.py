@@ -102,8 +102,8 @@ def _length_class(length: int) -> str:
 class ModelProposer:
     """A language model drafts greedily: a smaller one, or the target's own weights at lower precision.
 
-    Its cache holds the tokens it has read. What it drafted itself stays valid as far as the target accepted
-    it; anything it has not read, because it was not asked for a while, is read before it drafts again.
+    Its cache holds the tokens it has read. What it drafted itself stays valid as far as the target accepted it;
+    anything it has not read, because it was not asked for a while, is read before it drafts again.
     """
 
     sizes_blocks = False

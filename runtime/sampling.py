@@ -22,8 +22,8 @@ class SamplingParams(BaseModel):
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         min_p: drop tokens less likely than this share of the most likely one; 0 keeps all.
-        repetition_penalty: logits of tokens seen in prompt or output are divided (positive) or multiplied
-            (negative) by it (Keskar et al. 2019, CTRL).
+        repetition_penalty: logits of tokens seen in prompt or output are divided (positive) or multiplied (negative) by
+            it (Keskar et al. 2019, CTRL).
         presence_penalty: subtracted once from logits of tokens in the output.
         frequency_penalty: subtracted from them for each time they occurred.
         logit_bias: added to the logits of single tokens.

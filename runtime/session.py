@@ -25,8 +25,8 @@ class KvPools(Protocol):
 class ForwardSession:
     """Runs rows of tokens through a forward graph whose KV rows are written in place.
 
-    A number of rows that decoding repeats gets its own binding, made once; a step then costs three small
-    copies and the call. Only the inputs that the graph declares are fed, each from this model's own state.
+    A number of rows that decoding repeats gets its own binding, made once; a step then costs three small copies and the
+    call. Only the inputs that the graph declares are fed, each from this model's own state.
 
     Args:
         session: the graph's session.

@@ -25,8 +25,8 @@ class SpeculationOptions(BaseModel):
 
     Attributes:
         proposer: ``ngram``, or the bundle's draft (``model``, ``self``).
-        window: drafts a round. Without it the configured policy decides; prompt lookup always takes the
-            window that gives the most expected tokens for its measured cost.
+        window: drafts a round. Without it the configured policy decides; prompt lookup always takes the window that
+            gives the most expected tokens for its measured cost.
         max_window: cap of a window that is not given.
         fallback: decode plainly while speculation does not pay; without it every round drafts what it can.
     """

@@ -1,8 +1,9 @@
 """What a generation did, counted so that every row of work is accounted for once.
 
-Drafts: ``proposed >= evaluated >= accepted``; the difference of the first two was proposed past the end of
-the output. Tokens: ``emitted + discarded == accepted + correction + bonus``; a round ends with a correction
-(a draft was rejected, or none was proposed) or with a bonus (all drafts held).
+Drafts: ``proposed >= evaluated >= accepted``; the difference of the first two lay behind a rejected draft.
+
+Tokens: ``emitted + discarded == accepted + correction + bonus``; a round ends with a correction (a draft was rejected,
+or none was proposed) or with a bonus (all drafts held).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 @dataclass
 class ProposerStats:
-    """Rounds, drafts and time of one proposer."""
+    """Rounds, drafts and time of one proposer; `ms` includes deciding not to draft."""
 
     rounds: int = 0
     proposed: int = 0
