@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pickle
@@ -70,12 +71,18 @@ def compiler_version() -> str:
 
 
 def content_key(variant: KernelVariant, arch: Architecture) -> str:
-    """The cache key: source text, configuration, architecture and tool versions, as hex sha256."""
+    """The cache key as hex sha256: source of the Triton modules, configuration, architecture, tool version.
+
+    The modules use one another's functions, so a change of one invalidates all.
+    """
     spec = importlib.util.find_spec(f"dsc.kernels.{variant.module}")
     if spec is None or spec.origin is None:
         raise KernelError(variant.name, f"its module dsc.kernels.{variant.module} does not exist")
+    sources = hashlib.sha256()
+    for path in sorted(Path(spec.origin).parent.glob("*_triton.py")):
+        sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     parts = {
-        "source": hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest(),
+        "source": sources.hexdigest(),
         "variant": variant.described(),
         "arch": arch.name,
         "triton": compiler_version(),

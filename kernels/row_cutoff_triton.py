@@ -15,13 +15,13 @@ import triton.language as tl
 def _key(x):
     """Bits of fp32 numbers as unsigned integers of the same order."""
     bits = x.to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) != 0, ~bits, bits | 0x80000000)
+    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
 def _number(key):
     """The fp32 number of a key."""
-    bits = tl.where((key >> 31) != 0, key ^ 0x80000000, ~key)
+    bits = tl.where((key >> 31) != 0, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -30,9 +30,9 @@ def _largest_key(line, vocab, goal, floor, top, inverse, BY_MASS: tl.constexpr, 
     """The largest key whose tokens at or above it (and `floor`) count, or weigh, at least `goal`."""
     digit, lane = tl.arange(0, 16).to(tl.uint32), tl.arange(0, BLOCK_V)
     base = floor ^ floor
-    for place in tl.range(0, 8):
-        shift = (28 - 4 * place).to(tl.uint32)
-        pivot = base + (digit << shift)
+    unit = base | (1 << 28)
+    for _ in tl.range(0, 8):
+        pivot = base + digit * unit
         held = tl.zeros([16], tl.float32)
         for start in tl.range(0, vocab, BLOCK_V):
             x = tl.load(line + start + lane, mask=start + lane < vocab, other=float("-inf")).to(tl.float32)
@@ -42,7 +42,8 @@ def _largest_key(line, vocab, goal, floor, top, inverse, BY_MASS: tl.constexpr, 
                 weight = weight * tl.exp((x - top) * inverse)
             held += tl.sum(tl.where(key[None, :] >= pivot[:, None], weight[None, :], 0.0), 1)
         reached = tl.sum(tl.where(held >= goal, 1, 0), 0)
-        base = base + (tl.maximum(reached - 1, 0).to(tl.uint32) << shift)
+        base = base + tl.maximum(reached - 1, 0).to(tl.uint32) * unit
+        unit = unit >> 4
     return base
 
 

@@ -3,8 +3,8 @@
 """The sampled verdict in Triton: accept tests, then one draw from the residual or the bonus row.
 
 The target's distribution of a row is p(x) = exp((x - top) / T) / Z over logits x >= cut; `row_stats` or
-`row_cutoff` has found top, Z and cut. The proposal q is a point mass (MODE 0), dense (1) or sparse (2). Rules:
-token by token (Leviathan et al. 2211.17192, Chen et al. 2302.01318) or block (Sun et al. 2403.10444).
+`row_cutoff` has found top, Z and cut. The proposal q is a point mass (MODE 0), dense (1) or sparse (2); 3 excludes
+children. Rules: token by token (Leviathan et al. 2211.17192, Chen et al. 2302.01318) or block (Sun et al. 2403.10444).
 """
 
 import triton
@@ -35,6 +35,12 @@ def _q_at(q_ptr, q_ids_ptr, row, ids, token, vocab, width, live, MODE: tl.conste
         for i in tl.range(0, tl.where(live, width, 0)):
             held = tl.load(q_ids_ptr + row * width + i)
             q += tl.where(ids == held, tl.load(q_ptr + row * width + i), 0.0)
+    elif MODE == 3:
+        # Children of tree row `token` (q_ptr holds every node's parent row): rejected, so nothing is left.
+        q = tl.zeros(ids.shape, tl.float32)
+        for i in tl.range(0, tl.where(live, width, 0)):
+            child = tl.load(q_ptr + row * width + i) == token
+            q = tl.where((ids == tl.load(q_ids_ptr + row * width + i)) & child, float("inf"), q)
     else:
         q = tl.where((ids == token) & live, 1.0, 0.0)
     return q
@@ -80,7 +86,7 @@ def first_above(weight, before, goal, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _draw(
+def draw_token(
     logits_ptr, q_ptr, q_ids_ptr, row, q_row, token, top, scale, cut, inverse, residual, uniform, vocab, width,
     BLOCK_V: tl.constexpr, TILES: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
@@ -147,13 +153,13 @@ def accept_sampled(
     token = tl.load(drafts_ptr + q_row, mask=rejected, other=-1).to(tl.int32)
     uniform = tl.load(uniforms_ptr + slot * (steps + 1) + steps)
     weight = scale * tl.where(rejected, kept, 1.0)
-    chosen, mass = _draw(
+    chosen, mass = draw_token(
         logits_ptr, q_ptr, q_ids_ptr, row, q_row, token, top, weight, cut, inverse, rejected, uniform, vocab,
         width, BLOCK_V, TILES, MODE,
     )  # fmt: skip
     if mass <= 0.0:
         # p equals q but for rounding: any draw of p is right.
-        chosen, mass = _draw(
+        chosen, mass = draw_token(
             logits_ptr, q_ptr, q_ids_ptr, row, q_row, token, top, scale, cut, inverse, False, uniform, vocab,
             width, BLOCK_V, TILES, MODE,
         )  # fmt: skip

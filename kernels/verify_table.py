@@ -121,6 +121,36 @@ def sampled_variant(proposal: str, *, truncated: bool, block_rule: bool = False)
     )
 
 
+def tree_variant(*, greedy: bool, truncated: bool) -> KernelVariant:
+    """The verdict over a tree of point-mass drafts."""
+    pointers = {"logits_ptr": "*fp32", "tokens_ptr": "*i32", "parents_ptr": "*i32", "lengths_ptr": "*i32"}
+    pointers |= {"uniforms_ptr": "*fp32", "temperature_ptr": "*fp32", "best_ptr": "*fp32", "token_ptr": "*i32"}
+    pointers |= {"sum_ptr": "*fp32", "cut_ptr": "*fp32", "path_ptr": "*i32", "accepted_ptr": "*i32"}
+    pointers |= {"next_ptr": "*i64"}
+    tile = _DRAW_TILE["sparse"]
+    mode = "greedy" if greedy else "sampled"
+    return KernelVariant(
+        kernel="dspark_speculative_verify",
+        name=f"verify_accept_tree_{mode}{'_cut' if truncated else ''}",
+        module="verify_tree_triton",
+        function="accept_tree",
+        signature=(*pointers.items(), *_integers("nodes", "parts", "vocab")),
+        constants={
+            "BLOCK_V": tile,
+            "TILES": MAX_VOCAB // tile,
+            "BLOCK_P": MAX_PARTS,
+            "GREEDY": greedy,
+            "TRUNCATED": truncated,
+        },
+        divisible_by_16=("logits_ptr",),
+        grid=_BATCH,
+        equals={"stage": "accept_tree", "mode": mode, "truncated": int(truncated)},
+        at_most={**_VOCAB_LIMIT, "parts": MAX_PARTS},
+        num_warps=8,
+        num_stages=1,
+    )
+
+
 def verify_variants() -> tuple[KernelVariant, ...]:
     """Every kernel of the verdict. The block rule equals the token rule for a point mass, so that is one."""
     rules = [(proposal, rule) for proposal in PROPOSALS for rule in (False, True)]
@@ -128,7 +158,11 @@ def verify_variants() -> tuple[KernelVariant, ...]:
     sampled = (
         sampled_variant(proposal, truncated=cut, block_rule=rule) for proposal, rule in rules for cut in (False, True)
     )
-    return (stats_variant(sums=False), stats_variant(sums=True), cutoff_variant(), greedy_variant(), *sampled)
+    trees = (
+        tree_variant(greedy=greedy, truncated=cut) for greedy, cut in ((True, False), (False, False), (False, True))
+    )
+    stats = (stats_variant(sums=False), stats_variant(sums=True), cutoff_variant())
+    return (*stats, greedy_variant(), *sampled, *trees)
 
 
 def pool_variants(head_size: int, dtype: str) -> tuple[KernelVariant, ...]:

@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="Triton is an extra of the compiler")
 pytest.importorskip("torch", reason="the interpreter takes torch tensors")
 
 
-def test_every_kernel_equals_its_reference_in_the_interpreter():
-    cases = Path(__file__).with_name("interpreted_cases.py")
+@pytest.mark.parametrize("name", ["interpreted_cases.py", "interpreted_verify_cases.py"])
+def test_every_kernel_equals_its_reference_in_the_interpreter(name):
+    cases = Path(__file__).with_name(name)
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False

@@ -98,3 +98,76 @@ def kv_rollback(pools: list[Any], lengths: Any, journal: Any, erase: bool) -> tu
             _addresses(held), _t(journal), rows, heads, HEAD_SIZE=d, BLOCK_D=_pow2(d), BLOCK_S=4, ELEMENT=tl.float32
         )
     return left.numpy(), [pool.numpy() for pool in held]
+
+
+def _row_statistics(logits: torch.Tensor, sampling: Arrays | None, parts: int) -> dict[str, torch.Tensor]:
+    """First launch of the verdict: parts of every row, or the cut when something truncates."""
+    from dsc.kernels import row_cutoff_triton, verify_greedy_triton
+
+    b, rows, vocab = logits.shape
+    n = b * rows
+    truncated = bool(sampling) and any(name in sampling for name in ("top_k", "top_p", "min_p"))
+    temperature = _t(sampling["temperature"] if sampling else np.ones(b, np.float32))
+    found = {"best": torch.empty(n * parts), "sum": torch.empty(n * parts), "cut": torch.empty(n)}
+    found |= {"token": torch.empty(n * parts, dtype=torch.int32), "temperature": temperature}
+    if truncated:
+        assert sampling is not None
+        row_cutoff_triton.row_cutoff[(n,)](
+            logits, temperature, _t(sampling.get("top_k", np.zeros(b, np.int32))),
+            _t(sampling.get("top_p", np.ones(b, np.float32))), _t(sampling.get("min_p", np.zeros(b, np.float32))),
+            found["best"], found["sum"], found["cut"], vocab, rows, BLOCK_V=256,
+        )  # fmt: skip
+    else:
+        verify_greedy_triton.row_stats[(n, parts)](
+            logits, temperature, found["best"], found["token"], found["sum"], vocab, rows,
+            BLOCK_V=64, SUMS=sampling is not None,
+        )  # fmt: skip
+    return found | {"parts": torch.tensor(1 if truncated else parts), "truncated": torch.tensor(truncated)}
+
+
+def verify_chain(inputs: Arrays, sampling: Arrays | None, *, parts: int = 1, block_rule: bool = False) -> Arrays:
+    """`dspark_speculative_verify` over chains; `sampling` None is greedy, q comes as ``q`` and ``q_ids``."""
+    from dsc.kernels import verify_greedy_triton, verify_sampled_triton
+
+    logits = _t(inputs["logits"])
+    b, rows, vocab = logits.shape
+    stats = _row_statistics(logits, sampling, parts)
+    parts = int(stats["parts"])
+    outputs = {"n_accepted": torch.zeros(b, dtype=torch.int32), "next_token": torch.zeros(b, dtype=torch.int64)}
+    cause = torch.zeros(b, dtype=torch.int32)
+    drafts, lengths = _t(inputs["draft_ids"]), _t(inputs["draft_lengths"])
+    if sampling is None:
+        verify_greedy_triton.accept_greedy[(b,)](
+            stats["best"], stats["token"], drafts, lengths, *outputs.values(), cause, rows - 1, parts, vocab,
+            BLOCK_S=_pow2(rows), BLOCK_P=_pow2(parts),
+        )  # fmt: skip
+    else:
+        mode = 2 if "q_ids" in inputs else 1 if "q" in inputs else 0
+        verify_sampled_triton.accept_sampled[(b,)](
+            logits, drafts, lengths, _t(inputs.get("q", np.zeros(1, np.float32))),
+            _t(inputs.get("q_ids", np.zeros(1, np.int32))), _t(inputs["uniforms"]), stats["temperature"],
+            stats["best"], stats["sum"], stats["cut"], *outputs.values(), cause, rows - 1, parts, vocab,
+            inputs["q_ids"].shape[2] if mode == 2 else 0,
+            BLOCK_V=128, TILES=_pow2(_cdiv(vocab, 128)), BLOCK_P=_pow2(parts), MODE=mode,
+            TRUNCATED=bool(stats["truncated"]), BLOCK_RULE=block_rule,
+        )  # fmt: skip
+    return {name: tensor.numpy() for name, tensor in (outputs | {"cause": cause}).items()}
+
+
+def verify_tree(inputs: Arrays, sampling: Arrays | None, *, parts: int = 1) -> Arrays:
+    """`dspark_speculative_verify` over trees of point-mass drafts."""
+    from dsc.kernels import verify_tree_triton
+
+    logits = _t(inputs["logits"])
+    b, rows, vocab = logits.shape
+    stats = _row_statistics(logits, sampling, parts)
+    path = torch.zeros((b, rows), dtype=torch.int32)
+    accepted, token = torch.zeros(b, dtype=torch.int32), torch.zeros(b, dtype=torch.int64)
+    parts = int(stats["parts"])
+    verify_tree_triton.accept_tree[(b,)](
+        logits, _t(inputs["tokens"]), _t(inputs["parents"]), _t(inputs["lengths"]), _t(inputs["uniforms"]),
+        stats["temperature"], stats["best"], stats["token"], stats["sum"], stats["cut"], path, accepted, token,
+        rows - 1, parts, vocab, BLOCK_V=128, TILES=_pow2(_cdiv(vocab, 128)), BLOCK_P=_pow2(parts),
+        GREEDY=sampling is None, TRUNCATED=bool(stats["truncated"]),
+    )  # fmt: skip
+    return {"path": path.numpy(), "n_accepted": accepted.numpy(), "next_token": token.numpy()}
