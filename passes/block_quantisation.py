@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+_CHUNK_ELEMENTS = 1 << 20
+"""How much is rounded at a time: temporaries stay in the cache, and out of the peak memory."""
+
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
 
@@ -51,13 +54,27 @@ def quantise_symmetric(rows: npt.NDArray[Any], bits: int, block: int) -> Blocks:
     range is used (the rule of GGUF's Q4_0); a block of zeros has scale 0.
     """
     n, k = rows.shape
-    lowest = 2 ** (bits - 1)
-    values = np.asarray(rows, np.float32).reshape(n, k // block, block)
-    largest = np.take_along_axis(values, np.abs(values).argmax(-1)[..., None], -1)
-    scales = largest / np.float32(-lowest)
+    qweight = np.empty((n, k // block, block * bits // 8), np.uint8)
+    scales = np.empty((n, k // block), np.float32)
+    step = max(1, _CHUNK_ELEMENTS // k)
+    for start in range(0, n, step):
+        part = slice(start, start + step)
+        values = np.asarray(rows[part], np.float32).reshape(-1, k // block, block)
+        integers, scales[part] = _round(values, 2 ** (bits - 1))
+        qweight[part] = pack(integers, bits)
+    return Blocks(bits, qweight, scales)
+
+
+def _round(values: FloatArray, lowest: int) -> tuple[ByteArray, FloatArray]:
+    """Integers [rows, blocks, block] and scales [rows, blocks] of a chunk."""
+    top, bottom = values.max(-1), values.min(-1)
+    scales = np.where(top > -bottom, top, bottom) / np.float32(-lowest)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
-    integers = np.clip(np.rint(values * inverse) + lowest, 0, 2 * lowest - 1).astype(np.uint8)
-    return Blocks(bits, pack(integers, bits), scales[..., 0])
+    integers = values * inverse[..., None]
+    np.rint(integers, out=integers)
+    integers += np.float32(lowest)
+    np.clip(integers, 0, 2 * lowest - 1, out=integers)
+    return integers.astype(np.uint8), scales
 
 
 def pack(integers: ByteArray, bits: int) -> ByteArray:
