@@ -19,7 +19,7 @@ from dsc.bundle_schema.errors import GenerationError
 from dsc.runtime.decode import Verdict
 from dsc.runtime.sampling import SamplingParams
 
-_FIRST_CANDIDATES = 256
+_FIRST_CUT, _LAST_CUT = 1e-2, 1e-10  # weights relative to the most likely token's
 
 
 class RowChooser(Protocol):
@@ -74,18 +74,17 @@ class SampledChooser:
     def _nucleus(self, row: NDArray[np.float32], kept: NDArray[np.intp] | None) -> NDArray[np.intp]:
         """The most likely tokens up to the one that brings their mass to `top_p`; at least one."""
         ids = np.arange(len(row)) if kept is None else kept
-        weights = self._weights(row[ids]).astype(np.float64)
-        wanted = self._params.top_p * weights.sum()
-        n_sorted = _FIRST_CANDIDATES
+        weights = self._weights(row[ids])
+        wanted = self._params.top_p * weights.sum(dtype=np.float64)
+        cut = _FIRST_CUT
         while True:
             # Most of the mass lies on few tokens: sort those, and more only when they are not enough.
-            whole = n_sorted >= len(ids)
-            head = np.arange(len(ids)) if whole else np.argpartition(weights, -n_sorted)[-n_sorted:]
+            head = np.flatnonzero(weights >= cut)
             order = head[np.lexsort((ids[head], -weights[head]))]
-            mass = np.cumsum(weights[order])
-            if whole or mass[-1] >= wanted:
+            mass = np.cumsum(weights[order], dtype=np.float64)
+            if mass[-1] >= wanted or cut == 0:
                 return ids[order[: int(np.searchsorted(mass, wanted)) + 1]]
-            n_sorted *= 8
+            cut = cut * _FIRST_CUT if cut > _LAST_CUT else 0.0
 
 
 class MatchVerifier:
