@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, parse_certificate
-from dsc.bundle_schema.container import STORED_LOCATION, external_location, open_bundle, rewrite_members
+from dsc.bundle_schema.container import open_bundle, relocate_graph, rewrite_members
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, apply_override, dump_config, parse_config
 from dsc.bundle_schema.errors import DscError, RequestError
 from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, check_plan, parse_plan
@@ -191,7 +191,7 @@ def extract_graph(path: Path, which: str, output: Path | None) -> Path:
         if member not in {graph.member for graph in bundle.manifest.graphs()}:
             known = ", ".join(graph.member for graph in bundle.manifest.graphs())
             raise RequestError("--graph", f"one of {known} is required, got {which!r}")
-        data = bundle.read(member).replace(STORED_LOCATION.encode(), external_location(path.name).encode())
+        data = relocate_graph(bundle.read(member), path.name, member)
     if output is None:
         output = path.with_name(f"{path.stem}.{member.replace('/', '.')}")
     try:

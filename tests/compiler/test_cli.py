@@ -1,0 +1,170 @@
+"""Every command with good and bad input: what it prints, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DSC = Path(sys.executable).with_name("dsc")
+
+
+def dsc(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([DSC, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def good(*arguments: object) -> str:
+    done = dsc(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def bad(code: int, *arguments: object) -> str:
+    done = dsc(*arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy():
+    assert "compile" in good("--help")
+    probe = "import sys; import dsc.compiler.cli; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-P", "-c", probe], capture_output=True, text=True, check=True).stdout
+    loaded = {name.partition(".")[0] for name in modules.split()}
+    assert not loaded & {"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "numpy", "pydantic", "triton"}
+
+
+def test_inspect_prints_every_section(tiny_bundle):
+    text = good("inspect", tiny_bundle)
+    for section in ("identity", "provenance", "needs", "target", "draft", "kv_plan", "schedule", "certificate"):
+        assert section in text
+    report = json.loads(good("inspect", tiny_bundle, "--json"))
+    assert report["identity"]["verdict"] == "pass"
+    assert json.loads(good("inspect", tiny_bundle, "--json", "--section", "kv_plan")).keys() == {"kv_plan"}
+
+
+def test_inspect_refuses_what_is_not_there(tiny_bundle, tmp_path):
+    assert "one of identity" in bad(2, "inspect", tiny_bundle, "--section", "nonsense")
+    assert "No such file" in bad(2, "inspect", tmp_path / "nothing.dsmodel")
+    (tmp_path / "text.dsmodel").write_text("hello")
+    bad(2, "inspect", tmp_path / "text.dsmodel")
+
+
+def test_inspect_writes_a_graph_that_onnxruntime_opens_beside_the_bundle(tiny_bundle, tmp_path):
+    import onnxruntime as ort
+
+    bundle = shutil.copy(tiny_bundle, tmp_path / "renamed.dsmodel")
+    good("inspect", bundle, "--graph", "target")
+    session = ort.InferenceSession(tmp_path / "renamed.target.graph.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_outputs()[0].name == "logits"
+    assert "one of target/graph.onnx" in bad(2, "inspect", bundle, "--graph", "teacher")
+
+
+def test_check_passes_a_sound_bundle_and_fails_a_changed_one(tiny_bundle, tmp_path):
+    assert json.loads(good("check", tiny_bundle, "--json"))["ok"] is True
+    changed = Path(shutil.copy(tiny_bundle, tmp_path / "changed.dsmodel"))
+    data = bytearray(changed.read_bytes())
+    data[8192] ^= 1
+    changed.write_bytes(data)
+    assert "hashes" in bad(1, "check", changed)
+
+
+def test_plan_answers_both_questions_and_draws(tiny_bundle, tmp_path):
+    picture = tmp_path / "plan.svg"
+    report = json.loads(good("plan", tiny_bundle, "--memory", "1", "--picture", picture, "--json"))
+    assert report["fits"] is True
+    assert report["longest_max_length"] == 512
+    assert "<svg" in picture.read_text()
+    assert "positions fit" in bad(1, "plan", tiny_bundle, "--memory", "0.0001")
+    assert "at most" in bad(2, "plan", tiny_bundle, "--max-length", "9999")
+    assert "ending" in bad(2, "plan", tiny_bundle, "--picture", tmp_path / "plan.txt")
+
+
+def test_set_reseals_and_refuses_whole(tiny_bundle, tmp_path):
+    bundle = Path(shutil.copy(tiny_bundle, tmp_path / "set.dsmodel"))
+    good("set", bundle, "windows.default=6", "fallback.max_overhead=0.02")
+    assert json.loads(good("check", bundle, "--json"))["ok"] is True
+    assert "first 6" in json.loads(good("inspect", bundle, "--json"))["schedule"]["windows"]
+    before = bundle.read_bytes()
+    assert "windows" in bad(2, "set", bundle, "windows.default=99")
+    assert "nonsense" in bad(2, "set", bundle, "nonsense.field=1")
+    assert "key=value" in bad(2, "set", bundle, "windows")
+    assert bundle.read_bytes() == before
+    assert "config" in dsc("diff", tiny_bundle, bundle).stdout
+    assert dsc("diff", bundle, bundle).returncode == 0
+
+
+def test_run_streams_text_with_and_without_speculation(tiny_bundle):
+    plain = good("run", tiny_bundle, "--raw", "-p", "the cat", "-n", 8, "--speculation", "off", "--json")
+    fast = good("run", tiny_bundle, "--raw", "-p", "the cat", "-n", 8, "--speculation", "3", "--json")
+    assert json.loads(plain)["ids"] == json.loads(fast)["ids"]
+    assert json.loads(fast)["stats"]["proposed"] > 0
+    assert "auto, off" in bad(2, "run", tiny_bundle, "-p", "x", "--speculation", "fast")
+    assert "empty" in bad(2, "run", tiny_bundle, "-p", "")
+    assert bad(3, "run", tiny_bundle, "-p", "x", "--provider", "cuda")
+
+
+def test_bench_compares_with_plain_decoding(tiny_bundle):
+    report = json.loads(good("bench", tiny_bundle, "-n", 8, "--rounds", 1, "--json"))
+    assert all(row[-1] == "yes" for row in report["rows"])
+
+
+def test_schema_prints_what_is_published():
+    names = good("schema").split()
+    assert "manifest" in names
+    for name in names:
+        assert json.loads(good("schema", name))["type"] == "object"
+    assert "one of" in bad(2, "schema", "nonsense")
+
+
+def test_passes_and_doctor():
+    names = {row["name"] for row in json.loads(good("passes", "--json"))}
+    assert {"fold-constants", "lower-attention", "quantize-weights"} <= names
+    assert json.loads(good("doctor", "--json"))["problems"] == []
+
+
+def test_check_tokenizers(tiny_bundle, tiny_source):
+    assert json.loads(good("check-tokenizers", tiny_source, tiny_bundle, "--json"))["compatible"] is True
+    assert "nothing is" in bad(2, "check-tokenizers", tiny_source, "/nonexistent")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--precision", "int3"], "weights.precision"),
+        (["--window", "17"], "window"),
+        (["--max-length", "9999"], "at most 512"),
+        (["--passes", "no-such-pass"], "no such pass"),
+        (["--draft", "/nonexistent"], "nothing is"),
+        (["--recipe", "/nonexistent.yaml"], "cannot read the recipe"),
+    ],
+)
+def test_compile_refuses_bad_options_and_writes_nothing(tiny_source, tmp_path, arguments, message):
+    output = tmp_path / "out.dsmodel"
+    assert message in bad(2, "compile", tiny_source, "-o", output, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compile_does_not_replace_a_file_unasked(tiny_source, tmp_path):
+    output = tmp_path / "out.dsmodel"
+    output.write_text("mine")
+    assert "--force" in bad(2, "compile", tiny_source, "-o", output)
+    assert output.read_text() == "mine"
+
+
+def test_recipe_and_flags_meet_in_the_dry_run(tiny_source, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"target: {tiny_source}\nmax_length: 64\ndraft:\n  kind: self\n  precision: int8\n")
+    report = json.loads(
+        good("compile", "--recipe", recipe, "-o", tmp_path / "x", "--max-length", 128, "--dry-run", "--json")
+    )
+    assert report["target"]["max length"] == 128
+    assert report["draft"]["precision"] == "int8"
+    recipe.write_text("target: [")
+    assert "YAML" in bad(2, "compile", "--recipe", recipe, "-o", tmp_path / "x", "--dry-run")
+    recipe.write_text("tarket: x")
+    assert "tarket" in bad(2, "compile", tiny_source, "--recipe", recipe, "-o", tmp_path / "x", "--dry-run")
