@@ -55,8 +55,25 @@ typedef struct {
   float *o;
 } VerifyAttention;
 
-/* Both return 0, or -1 when memory is short. */
+/* The same from a packed projection [batch, rows, (heads + 2 kv_heads) dim], with rotary embedding of the first
+ * 2 * half elements of queries and keys; o is [batch, rows, heads, dim].  Fields q, k, v and the steps are not read. */
+typedef struct {
+  VerifyAttention attention;
+  const float *qkv, *cos, *sin; /* cos, sin: [batch, rows, half] */
+  int64_t half;
+} QkvAttention;
+
+/* y [rows, width] = silu(gate) * up with x [rows, gate and up]. */
+typedef struct {
+  int64_t rows, width, tiles; /* tiles: set by the kernel */
+  const float *x;
+  float *y;
+} SwiGlu;
+
+/* Return 0, or -1 when memory is short. */
 int dspark_block_matmul(const BlockMatMul *op, const Pool *pool);
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);
+int dspark_qkv_attention(const QkvAttention *op, const Pool *pool);
+void dspark_swiglu(SwiGlu *op, const Pool *pool);
 
 #endif
