@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from dsc.bundle_schema.dflash_config import Fallback
 
-_START = 1.0
+LOOKUP_START = 1.0
+_MODEL_START = 3.0
 _CEILING = 6.0  # an early success must not pay for a long failure later
 
 
@@ -22,10 +23,11 @@ class SpeculationAccount:
 
     Args:
         config: the share of time that may be lost, and the lengths of cool-downs in rounds.
+        start: what a request may lose before it has earned anything.
     """
 
-    def __init__(self, config: Fallback) -> None:
-        self.balance = _START
+    def __init__(self, config: Fallback, start: float = LOOKUP_START) -> None:
+        self.balance = start
         # Half of the overhead is given to failed drafts; the other half covers the start and the error of the
         # costs.
         self.allowance = config.max_overhead / 2
@@ -68,3 +70,12 @@ class SpeculationAccount:
     def _cool_down(self) -> None:
         self._wait = self._cooldown
         self._probing = self._config.probe_rounds
+
+
+def model_start(round_cost: float) -> float:
+    """The start for a draft model whose full round costs `round_cost`: two failed rounds, within bounds.
+
+    A model's quality hardly depends on the text, so one early failure says little; and once it pauses, reading what it
+    missed makes coming back dear.
+    """
+    return min(max(2 * (round_cost - 1), LOOKUP_START), _MODEL_START)

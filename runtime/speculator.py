@@ -16,7 +16,7 @@ from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig
 from dsc.bundle_schema.dflash_config import Proposer as ProposerTable
 from dsc.bundle_schema.errors import RequestError
 from dsc.runtime.acceptance import AcceptanceModel, RoundCosts, best_window
-from dsc.runtime.fallback import SpeculationAccount
+from dsc.runtime.fallback import LOOKUP_START, SpeculationAccount, model_start
 from dsc.runtime.proposers import Proposer
 
 
@@ -96,7 +96,8 @@ class Speculator:
         self._cap = min(cap, table.max_window) if options.window is None else cap
         self._max_context = table.max_context
         fallback = config.fallback.enabled if options.fallback is None else options.fallback
-        self._account = SpeculationAccount(config.fallback) if fallback else None
+        start = LOOKUP_START if proposer.sizes_blocks else model_start(costs.round(self._cap))
+        self._account = SpeculationAccount(config.fallback, start) if fallback else None
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._kind: str | None = None
         self._cost = 1.0

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsc.bundle_schema.dflash_config import Fallback
-from dsc.runtime.fallback import SpeculationAccount
+from dsc.runtime.fallback import SpeculationAccount, model_start
 
 INT4 = [1.0, 1.4, 1.7, 2.05, 2.1, 2.35, 2.8, 3.0, 3.4]
 
@@ -34,6 +34,12 @@ def test_the_loss_is_bounded_on_any_text(seed):
     accept = random.Random(seed)
     cost, _ = run(SpeculationAccount(Fallback()), lambda _: accept.choice([0, 0, 0, 0, 1, 2, 8]), 400)
     assert cost <= 400 * 1.03 + 8
+
+
+def test_a_draft_model_may_fail_twice_at_first_within_bounds():
+    assert model_start(1.1) == 1.0
+    assert model_start(2.2) == 2 * (2.2 - 1)
+    assert model_start(9.0) == 3.0
 
 
 def test_predictable_text_is_never_held_back():
