@@ -7,12 +7,26 @@ import re
 from dataclasses import dataclass
 
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.kernels.native import NativeLibrary
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ERRORS_ONLY = 3
+# onnxruntime's exceptions have no base of their own.
+_REFUSALS = (
+    state.EPFail,
+    state.Fail,
+    state.InvalidArgument,
+    state.InvalidGraph,
+    state.InvalidProtobuf,
+    state.NoSuchFile,
+    state.NotImplemented,
+    state.RuntimeException,
+    RuntimeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,7 @@ def create_session(graph: bytes, settings: SessionSettings, where: str, threads:
         raise HostError("provider", f"{name} is required, this onnxruntime has none", _hint(settings.provider))
     try:
         session = ort.InferenceSession(graph, _options(settings, threads), providers=[name])
-    except Exception as error:  # onnxruntime's exception types have no common base but Exception
+    except _REFUSALS as error:
         raise HostError(where, f"onnxruntime {ort.__version__} refused the graph: {error}") from error
     # onnxruntime falls back to the CPU without an error when a provider's libraries are missing.
     if session.get_providers()[0] != name:
