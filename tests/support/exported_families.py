@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -18,8 +17,12 @@ import torch
 from reference_forward import ReferenceForward
 from tiny_models import FAMILIES, tiny_model
 
+from dsc.bundle_schema.model_info import ModelInfo
 from dsc.compiler.export_hf import export_model
+from dsc.compiler.export_hooks import HOOK, install_hooks
+from dsc.compiler.export_probe import Observation, distinct, observe
 from dsc.compiler.exported import ExportedModel
+from dsc.compiler.hf_info import model_info
 
 CUTS = (0, 5, 9, 256)
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
@@ -55,17 +58,29 @@ def parity(exported: ExportedModel, ids: npt.NDArray[Any], logits: npt.NDArray[A
     return Parity(difference, bool((got.argmax(-1) == logits.argmax(-1)).all()))
 
 
-def features(exported: ExportedModel) -> str:
-    """What of the model is out of the ordinary, read from the exported graph and facts."""
-    info, graph = exported.info, exported.model.graph
-    attention = [node for node in graph if node.op_type == "VerifyAttention"]
+@cache
+def observed_family(family: str) -> tuple[ModelInfo, Observation]:
+    """The facts and the layers of a family's tiny model, without exporting it."""
+    install_hooks()
+    model = tiny_model(family)
+    model.set_attn_implementation(HOOK)
+    model.set_experts_implementation(HOOK)
+    observation = observe(model, model.config, 64)
+    return model_info(model, model.config, observation), observation
+
+
+def features(family: str) -> str:
+    """What of the model is out of the ordinary."""
+    info, observation = observed_family(family)
+    _, _, softcaps, sinks = zip(*(layer.settings for layer in observation.layers), strict=True)
     windows = {kv.window for kv in info.kv_layers}
     found = [
-        "sliding window" if windows - {None} and None not in windows else "",
+        "sliding window" if None not in windows else "",
         "sliding and full layers" if len(windows) > 1 else "",
         f"{info.experts.n_experts} experts, {info.experts.top_k} a token" if info.experts else "",
-        "softcap" if any(node.attributes["softcap"].as_float() for node in attention) else "",
-        "attention sinks" if any(len(node.inputs) > 6 for node in attention) else "",
+        "softcap" if any(softcaps) else "",
+        "attention sinks" if any(sinks) else "",
+        "narrow values" if any(x.attention.value_dim < x.attention.head_dim for x in observation.layers) else "",
         "partial rotary" if info.rope.scaling.get("partial_rotary_factor", 1.0) != 1.0 else "",
         info.rope.kind if info.rope.kind not in ("default", "none") else "",
     ]
@@ -73,21 +88,13 @@ def features(exported: ExportedModel) -> str:
 
 
 def distinct_layers(family: str) -> int:
-    """How many layers had to be traced."""
-    from dsc.compiler.export_hooks import HOOK, install_hooks
-    from dsc.compiler.export_probe import distinct, observe
-
-    install_hooks()
-    model = copy.deepcopy(tiny_model(family))
-    model.set_attn_implementation(HOOK)
-    model.set_experts_implementation(HOOK)
-    return len(distinct(observe(model, model.config, 64)))
+    """How many layers have to be traced."""
+    return len(distinct(observed_family(family)[1]))
 
 
 def table_row(family: str) -> str:
-    exported = exported_family(family)
-    traced = f"{distinct_layers(family)} of {exported.info.n_layers}"
-    return f"| `{family}` | `{exported.info.architecture}` | {features(exported)} | {traced} |"
+    info, _ = observed_family(family)
+    return f"| `{family}` | `{info.architecture}` | {features(family)} | {distinct_layers(family)} of {info.n_layers} |"
 
 
 def support_table() -> str:
