@@ -126,6 +126,8 @@ def _build(variant: KernelVariant, arch: Architecture) -> TritonKernel:
     )
     options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     options["enable_fp_fusion"] = True
+    if variant.max_registers is not None and arch.backend == "cuda":
+        options["maxnreg"] = variant.max_registers
     if arch.image == "ptx":
         options["ptx_version"] = _FALLBACK_PTX
     target = GPUTarget(arch.backend, arch.triton_arch, arch.warp_size)

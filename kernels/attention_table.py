@@ -92,6 +92,7 @@ def tiled_variant(
         | ({"packed_rows": rows} if rows != tile_rows(head_size)[-1] else {}),
         num_warps=4 if rows == 16 else 8,
         num_stages=2,
+        max_registers=255,
         uses_tensor_cores=True,
     )
 

@@ -22,6 +22,7 @@ class KernelVariant:
         grid: three dimensions, each a product of ceil(axis / per).
         equals: axis or type -> the only value served.
         at_most: axis -> the largest size served.
+        max_registers: registers a thread may use; None leaves the trade against occupancy to the assembler.
         uses_tensor_cores: whether the code must contain matrix instructions.
     """
 
@@ -37,6 +38,7 @@ class KernelVariant:
     at_most: dict[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
+    max_registers: int | None = None
     uses_tensor_cores: bool = False
 
     def described(self) -> dict[str, object]:
@@ -49,4 +51,5 @@ class KernelVariant:
             "divisible_by_16": sorted(self.divisible_by_16),
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
+            "max_registers": self.max_registers,
         }

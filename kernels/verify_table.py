@@ -118,6 +118,7 @@ def sampled_variant(proposal: str, *, truncated: bool, block_rule: bool = False)
         at_most={**_VOCAB_LIMIT, "parts": MAX_PARTS, "width": MAX_SPARSE},
         num_warps=8,
         num_stages=1,
+        max_registers=128,
     )
 
 
