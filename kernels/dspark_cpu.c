@@ -318,7 +318,7 @@ EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase
   const OrtApi *api = base->get_api(ORT_VERSION);
   OrtOpDomain *domain = NULL;
   REQUIRE(api, dspark_cpu_supported(), "ai.dspark: this processor lacks AVX2 or FMA");
-  TRY(ort_create_domain(api)("ai.dspark", &domain)); /* ONNX Runtime keeps it as long as the options' sessions live */
+  TRY(ort_create_domain(api)("ai.dspark", &domain)); /* never released: sessions refer to it */
   for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) TRY(ort_domain_add(api)(domain, &operators[i]));
   return ort_add_domain(api)(options, domain);
 }
