@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton_launch
 
+from dsc.kernels.kv_journal import KV_JOURNAL
 from dsc.kernels.markov_walk import MARKOV_WALK
 from dsc.kernels.verify_attention import VERIFY_ATTENTION
 from dsc.kernels.verify_attention_int8 import VERIFY_ATTENTION_INT8
@@ -64,15 +65,14 @@ def test_commit_moves_overlapping_rows_as_one_step():
         np.testing.assert_array_equal(found, pool)
 
 
-@pytest.mark.parametrize("erase", [False, True])
-def test_rollback_replays_the_journal_in_any_order(erase):
-    pools = [np.ones((3, 2, 17, 12), np.float32) for _ in range(2)]
-    journal = np.array([[2, 9, 14], [0, 3, 4], [2, 5, 9], [0, 4, 6], [2, 12, 13]], np.int32)
-    lengths, kept = triton_launch.kv_rollback(pools, np.array([6, 7, 14], np.int32), journal, erase)
-    np.testing.assert_array_equal(lengths, [3, 7, 5])
-    zeroed = [(0, 3, 6), (2, 5, 14)] if erase else []
-    wanted = np.ones_like(pools[0])
-    for slot, start, end in zeroed:
-        wanted[slot, :, start:end] = 0
-    for pool in kept:
-        np.testing.assert_array_equal(pool, wanted)
+@pytest.mark.parametrize("erase", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rollback_replays_the_journal_in_any_order(seed, erase):
+    inputs = KV_JOURNAL.make_inputs(KV_JOURNAL.example, seed)
+    wanted = KV_JOURNAL.reference(inputs, {"erase": erase})
+    pools = [inputs["pool"], inputs["pool"] + 1]
+    lengths, kept = triton_launch.kv_rollback(pools, inputs["lengths"], inputs["journal"], bool(erase))
+    KV_JOURNAL.assert_agrees("lengths_out", lengths, wanted["lengths_out"])
+    np.testing.assert_array_equal(kept[0], wanted["pool_out"])
+    erased = wanted["pool_out"] != inputs["pool"]
+    np.testing.assert_array_equal(kept[1], np.where(erased, 0, inputs["pool"] + 1))
