@@ -10,6 +10,7 @@ from dsc.kernels.contract import KernelContract
 CONTRACTS: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul:BLOCK_MATMUL",
     "Experts": "dsc.kernels.experts:EXPERTS",
+    "SpeculativeVerify": "dsc.kernels.speculative_verify:SPECULATIVE_VERIFY",
     "VerifyAttention": "dsc.kernels.verify_attention:VERIFY_ATTENTION",
 }
 """Operator of the `ai.dspark` domain -> ``module:NAME``."""

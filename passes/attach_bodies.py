@@ -15,6 +15,7 @@ from dsc.passes.graph_edit import DSPARK
 BODIES: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul",
     "Experts": "dsc.kernels.experts",
+    "SpeculativeVerify": "dsc.kernels.speculative_verify",
     "VerifyAttention": "dsc.kernels.verify_attention",
 }
 """Operator of the `ai.dspark` domain -> module whose ``function_for(node)`` makes the body that fits a node."""
