@@ -10,6 +10,9 @@ children. Rules: token by token (Leviathan et al. 2211.17192, Chen et al. 2302.0
 import triton
 import triton.language as tl
 
+# The largest float32 below 1: a double close to 1 may have been rounded to 1.
+LARGEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
+
 
 @triton.jit
 def row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P: tl.constexpr, TRUNCATED: tl.constexpr):
@@ -29,7 +32,8 @@ def row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P: tl.const
 def _q_at(q_ptr, q_ids_ptr, row, ids, token, vocab, width, live, MODE: tl.constexpr):
     """Proposal probabilities of the tokens `ids` (a vector) at a draft row; 0 where `live` is false."""
     if MODE == 1:
-        q = tl.load(q_ptr + row.to(tl.int64) * vocab + ids, mask=live & (ids < vocab), other=0.0)
+        inside = live & (ids >= 0) & (ids < vocab)
+        q = tl.load(q_ptr + row.to(tl.int64) * vocab + ids, mask=inside, other=0.0)
     elif MODE == 2:
         q = tl.zeros(ids.shape, tl.float32)
         for i in tl.range(0, tl.where(live, width, 0)):
@@ -123,12 +127,15 @@ def accept_sampled(
         row, q_row = slot * (steps + 1) + i, slot * steps + i
         top, scale, cut = row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P, TRUNCATED)
         draft = tl.load(drafts_ptr + q_row).to(tl.int32)
-        x = tl.load(logits_ptr + row.to(tl.int64) * vocab + draft).to(tl.float32)
-        p = tl.where(x >= cut, tl.exp((x - top) * inverse) * scale, 0.0)
+        # A token outside the vocabulary has no probability.
+        known = (draft >= 0) & (draft < vocab)
+        x = tl.load(logits_ptr + row.to(tl.int64) * vocab + draft, mask=known, other=float("-inf")).to(tl.float32)
+        p = tl.where((x >= cut) & known, tl.exp((x - top) * inverse) * scale, 0.0)
         q = tl.sum(_q_at(q_ptr, q_ids_ptr, q_row, one + draft, draft, vocab, width, True, MODE), 0)
-        uniform = tl.load(uniforms_ptr + slot * (steps + 1) + i)
+        uniform = tl.minimum(tl.load(uniforms_ptr + slot * (steps + 1) + i), LARGEST_UNIFORM)
         if BLOCK_RULE:
-            carried = tl.where(carried * p >= q, 1.0, carried * p / q)
+            joint = carried * p
+            carried = tl.where(joint <= 0.0, 0.0, joint / tl.where(joint > 0.0, tl.maximum(joint, q), 1.0))
             share = carried
             if i + 1 < length:
                 top, scale, cut = row_state(best_ptr, sum_ptr, cut_ptr, row + 1, parts, inverse, BLOCK_P, TRUNCATED)
@@ -140,8 +147,9 @@ def accept_sampled(
                     ),
                     0,
                 )  # fmt: skip
-                share = tl.where(left + 1.0 - carried > 0.0, left / (left + 1.0 - carried), 1.0)
-            hit = uniform <= share
+                rest = left + 1.0 - carried
+                share = tl.where(rest > 0.0, left / tl.where(rest > 0.0, rest, 1.0), 1.0)
+            hit = uniform < share
             accepted = tl.where(hit, i + 1, accepted)
             kept = tl.where(hit, carried, kept)
         else:
@@ -151,7 +159,7 @@ def accept_sampled(
     row, q_row = slot * (steps + 1) + accepted, slot * steps + tl.minimum(accepted, steps - 1)
     top, scale, cut = row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P, TRUNCATED)
     token = tl.load(drafts_ptr + q_row, mask=rejected, other=-1).to(tl.int32)
-    uniform = tl.load(uniforms_ptr + slot * (steps + 1) + steps)
+    uniform = tl.minimum(tl.load(uniforms_ptr + slot * (steps + 1) + steps), LARGEST_UNIFORM)
     weight = scale * tl.where(rejected, kept, 1.0)
     chosen, mass = draw_token(
         logits_ptr, q_ptr, q_ids_ptr, row, q_row, token, top, weight, cut, inverse, rejected, uniform, vocab,

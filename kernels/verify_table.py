@@ -140,6 +140,7 @@ def tree_variant(*, greedy: bool, truncated: bool) -> KernelVariant:
             "BLOCK_V": tile,
             "TILES": MAX_VOCAB // tile,
             "BLOCK_P": MAX_PARTS,
+            "BLOCK_N": MAX_STEPS + 1,
             "GREEDY": greedy,
             "TRUNCATED": truncated,
         },

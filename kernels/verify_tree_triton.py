@@ -3,14 +3,14 @@
 """The verdict over a draft tree in Triton: each child is a point mass, tried in order of its row.
 
 At a node with target distribution p, child x is accepted with probability p(x) over what its rejected elder
-siblings left; when all are rejected the next token is drawn from p without them. That is exact for any tree whose
-siblings differ (the rule of EAGLE's `evaluate_posterior`).
+siblings left; when all are rejected the next token is drawn from p without them. That is exact for any tree
+(the rule of EAGLE's `evaluate_posterior`).
 """
 
 import triton
 import triton.language as tl
 
-from dsc.kernels.verify_sampled_triton import draw_token, row_state
+from dsc.kernels.verify_sampled_triton import LARGEST_UNIFORM, draw_token, row_state
 
 
 @triton.jit
@@ -26,8 +26,8 @@ def _best_token(best_ptr, token_ptr, row, parts, vocab, BLOCK_P: tl.constexpr):
 def accept_tree(
     logits_ptr, tokens_ptr, parents_ptr, lengths_ptr, uniforms_ptr, temperature_ptr, best_ptr, token_ptr,
     sum_ptr, cut_ptr, path_ptr, accepted_ptr, next_ptr, nodes, parts, vocab,
-    BLOCK_V: tl.constexpr, TILES: tl.constexpr, BLOCK_P: tl.constexpr, GREEDY: tl.constexpr,
-    TRUNCATED: tl.constexpr,
+    BLOCK_V: tl.constexpr, TILES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    GREEDY: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """Grid (B): tokens, parents [B, nodes]; node j is row j + 1 and its parent row comes before it.
 
@@ -40,6 +40,9 @@ def accept_tree(
     inverse = 1.0
     if not GREEDY:
         inverse = 1.0 / tl.load(temperature_ptr + slot)
+    node = tl.arange(0, BLOCK_N)
+    tokens = tl.load(tokens_ptr + slot * nodes + node, mask=node < count, other=-1)
+    parents = tl.load(parents_ptr + slot * nodes + node, mask=node < count, other=-1)
     tl.store(path_ptr + first_row, 0)
     for j in tl.range(0, count):
         row = first_row + current
@@ -49,9 +52,13 @@ def accept_tree(
             hit = child & (token == _best_token(best_ptr, token_ptr, row, parts, vocab, BLOCK_P))
         else:
             top, scale, cut = row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P, TRUNCATED)
-            x = tl.load(logits_ptr + row.to(tl.int64) * vocab + token).to(tl.float32)
-            p = tl.where((x >= cut) & child, tl.exp((x - top) * inverse) * scale, 0.0)
-            hit = child & (tl.load(uniforms_ptr + first_row + j) * left < p)
+            # A token outside the vocabulary, or tried before at this row, has no probability.
+            tried = tl.max(((node < j) & (parents == current) & (tokens == token)).to(tl.int32), 0) != 0
+            known = (token >= 0) & (token < vocab) & child & (not tried)
+            x = tl.load(logits_ptr + row.to(tl.int64) * vocab + token, mask=known, other=float("-inf"))
+            p = tl.where((x >= cut) & known, tl.exp((x.to(tl.float32) - top) * inverse) * scale, 0.0)
+            uniform = tl.minimum(tl.load(uniforms_ptr + first_row + j), LARGEST_UNIFORM)
+            hit = child & (uniform * left < p)
             left = tl.where(hit, 1.0, left - p)
         current = tl.where(hit, j + 1, current)
         accepted += hit.to(tl.int32)
@@ -61,7 +68,7 @@ def accept_tree(
         chosen = _best_token(best_ptr, token_ptr, row, parts, vocab, BLOCK_P)
     else:
         top, scale, cut = row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P, TRUNCATED)
-        uniform = tl.load(uniforms_ptr + first_row + nodes)
+        uniform = tl.minimum(tl.load(uniforms_ptr + first_row + nodes), LARGEST_UNIFORM)
         chosen, mass = draw_token(
             logits_ptr, parents_ptr, tokens_ptr, row, slot, current, top, scale, cut, inverse, True, uniform,
             vocab, nodes, BLOCK_V, TILES, 3,

@@ -168,6 +168,6 @@ def verify_tree(inputs: Arrays, sampling: Arrays | None, *, parts: int = 1) -> A
         logits, _t(inputs["tokens"]), _t(inputs["parents"]), _t(inputs["lengths"]), _t(inputs["uniforms"]),
         stats["temperature"], stats["best"], stats["token"], stats["sum"], stats["cut"], path, accepted, token,
         rows - 1, parts, vocab, BLOCK_V=128, TILES=_pow2(_cdiv(vocab, 128)), BLOCK_P=_pow2(parts),
-        GREEDY=sampling is None, TRUNCATED=bool(stats["truncated"]),
+        BLOCK_N=_pow2(rows), GREEDY=sampling is None, TRUNCATED=bool(stats["truncated"]),
     )  # fmt: skip
     return {"path": path.numpy(), "n_accepted": accepted.numpy(), "next_token": token.numpy()}
