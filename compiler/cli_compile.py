@@ -46,6 +46,9 @@ def compile_command(
     gate_prompts: Annotated[int | None, typer.Option(help="calibration prompts of the gate")] = None,
     gate_tokens: Annotated[int | None, typer.Option(help="tokens a calibration prompt")] = None,
     threads: Annotated[int | None, typer.Option(help="default: the allowed CPUs")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="leave measured times out: same input, same bytes")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an existing bundle")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done; write nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable report")] = False,
@@ -70,6 +73,7 @@ def compile_command(
         "passes": {"pipeline": passes, "dump_after": dump_after, "dump_dir": dump_dir},
         "gate": {"strict": strict, "n_prompts": gate_prompts, "n_tokens": gate_tokens},
         "threads": threads,
+        "reproducible": reproducible or None,
         "force": force or None,
     }
     request = _request(recipe, given)

@@ -80,7 +80,7 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
             )
         with log.stage("seal"):
             refuse_failed(request, result)
-            seal(staging, request.output, contents, result)
+            seal(staging, request.output, contents, result, with_costs=not request.reproducible)
     reports = {**target.reports, **(draft.reports if draft else {})}
     notes = (*pair.target.notes, *(pair.draft.notes if pair.draft else ()))
     return CompileReport.of(request, tuple(log.reports), reports, result, notes)

@@ -108,6 +108,7 @@ class CompileRequest(_Options):
     passes: PassOptions = PassOptions()
     gate: GateOptions = GateOptions()
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    reproducible: bool = Field(False, description="leave measured times out: same input, same bytes")
     force: bool = False
 
     def recipe(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,10 +35,14 @@ def staged(output: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def seal(staging: Path, output: Path, contents: BundleContents, result: GateResult) -> None:
-    """Put what the gate measured into the bundle and move it to its place in one step."""
-    contents = replace(contents, certificate=result.certificate)
-    config = contents.config.model_copy(update={"costs": (result.costs,)})
+def seal(staging: Path, output: Path, contents: BundleContents, result: GateResult, with_costs: bool) -> None:
+    """Put what the gate measured into the bundle and move it to its place in one step.
+
+    Args:
+        with_costs: store the measured times, which differ from run to run.
+    """
+    costs = (result.costs,) if with_costs else ()
+    config = contents.config.model_copy(update={"costs": costs})
     card = write_card(
         contents.name,
         contents.target.info,

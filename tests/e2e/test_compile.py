@@ -1,0 +1,123 @@
+"""Whole compiles of a tiny model: the same bytes from anywhere, nothing lost when killed, weights once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsc.bundle_schema.container import open_bundle
+from dsc.compiler.stages import STAGES
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+DSC = Path(sys.executable).with_name("dsc")
+LATE = ("emit", "gate", "seal")
+
+
+def compile_elsewhere(source: Path, output: Path, *options: str, umask: int = 0o022, **environment: str) -> Path:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = [DSC, "compile", source, "-o", output, "--reproducible", *options]
+    done = subprocess.run(
+        command,
+        cwd=output.parent,
+        env=os.environ | environment,
+        umask=umask,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def test_the_same_bytes_from_any_folder_umask_zone_locale_and_hash_seed(tiny_source, tmp_path):
+    first = compile_elsewhere(tiny_source, tmp_path / "a" / "model.dsmodel", PYTHONHASHSEED="1", TZ="UTC")
+    second = compile_elsewhere(
+        tiny_source,
+        tmp_path / "another folder" / "model.dsmodel",
+        umask=0o077,
+        PYTHONHASHSEED="2",
+        TZ="Asia/Tokyo",
+        LC_ALL="C",
+        HOME=str(tmp_path),
+    )
+    assert first.read_bytes() == second.read_bytes()
+
+
+def killed_at(stage: str, source: Path, output: Path) -> None:
+    script = SUPPORT / "compile_and_die.py"
+    done = subprocess.run([sys.executable, script, source, output, stage], capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=() if stage in LATE else pytest.mark.slow) for stage in STAGES]
+)
+def test_a_killed_compile_leaves_the_old_file_and_the_next_writer_removes_its_rests(
+    tiny_source, tiny_bundle, tmp_path, stage
+):
+    from dsc.bundle_schema.container import rewrite_members
+
+    output = tmp_path / "model.dsmodel"
+    killed_at(stage, tiny_source, output)
+    assert not output.exists()
+    output.write_bytes(b"an older file")
+    killed_at(stage, tiny_source, output)
+    assert output.read_bytes() == b"an older file"
+    rewrite_members(tiny_bundle, {}, output)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.dsmodel"]
+
+
+def test_a_full_disk_leaves_nothing(tiny_source, tmp_path):
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+    done = subprocess.run(
+        [DSC, "compile", tiny_source, "-o", tmp_path / "model.dsmodel"],
+        preexec_fn=small_files,
+        env=os.environ | {"TMPDIR": "/dev/shm", "MPLCONFIGDIR": "/dev/shm"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "no room" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_that_several_graphs_use_are_stored_once(tiny_bundle):
+    with open_bundle(tiny_bundle) as bundle:
+        manifest = bundle.manifest
+        stored = [weight.member for weight in manifest.weights]
+        assert len(stored) == len(set(stored))
+        assert max(len(weight.users) for weight in manifest.weights) > 1
+        graphs = {graph.member for graph in manifest.graphs()}
+        users = {user.partition(":")[0] for weight in manifest.weights for user in weight.users}
+        assert users == graphs
+
+
+def test_no_bundle_is_written_when_the_gate_refuses(tiny_source, tmp_path, monkeypatch):
+    from dsc.bundle_schema.errors import CheckFailed
+    from dsc.compiler import compile as compiler
+    from dsc.compiler.request import build_request
+
+    measured = compiler.run_gate
+
+    def failing(*arguments, **named):
+        result = measured(*arguments, **named)
+        failed = result.certificate.model_copy(update={"verdict": "fail", "reasons": ("rows differ",)})
+        return type(result)(failed, result.costs)
+
+    monkeypatch.setattr(compiler, "run_gate", failing)
+    output = tmp_path / "model.dsmodel"
+    request = build_request({"target": tiny_source, "output": output})
+    with pytest.raises(CheckFailed, match="rows differ"):
+        compiler.compile_bundle(request)
+    assert list(tmp_path.iterdir()) == []
+    lenient = build_request({"target": tiny_source, "output": output, "gate": {"strict": False}})
+    assert compiler.compile_bundle(lenient).certificate.verdict == "fail"
+    assert output.exists()
