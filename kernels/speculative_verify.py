@@ -62,13 +62,16 @@ def _verdict(inputs: Mapping[str, Array], mode: str, b: int) -> Verdict:
 
 def point_masses(drafts: Sequence[int], vocab: int) -> Array:
     """The proposals [n, V] of drafts that were not sampled; a token outside the vocabulary leaves a row empty."""
-    at_draft: Array = np.arange(vocab) == np.reshape(drafts, (-1, 1))
-    return at_draft.astype(np.float64)
+    masses = np.zeros((len(drafts), vocab))
+    for row, token in zip(masses, drafts, strict=True):
+        if 0 <= token < vocab:
+            row[token] = 1
+    return masses
 
 
 def dense_proposal(inputs: Mapping[str, Array], b: int, vocab: int) -> Array:
     """The proposals q [K, V] of one sequence; probabilities of a token that `q_ids` names twice add up."""
-    q = inputs["q"][b].astype(np.float64)
+    q: Array = inputs["q"][b].astype(np.float64)
     if "q_ids" not in inputs:
         return q
     dense = np.zeros((len(q), vocab))

@@ -10,7 +10,11 @@ from dsc.kernels.contract import KernelContract
 CONTRACTS: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul:BLOCK_MATMUL",
     "Experts": "dsc.kernels.experts:EXPERTS",
+    "KvCommit": "dsc.kernels.kv_ops:KV_COMMIT",
+    "KvRollback": "dsc.kernels.kv_ops:KV_ROLLBACK",
+    "QkvAttention": "dsc.kernels.qkv_attention:QKV_ATTENTION",
     "SpeculativeVerify": "dsc.kernels.speculative_verify:SPECULATIVE_VERIFY",
+    "SwiGlu": "dsc.kernels.swiglu:SWIGLU",
     "VerifyAttention": "dsc.kernels.verify_attention:VERIFY_ATTENTION",
 }
 """Operator of the `ai.dspark` domain -> ``module:NAME``."""

@@ -15,6 +15,10 @@ from dsc.passes.graph_edit import DSPARK
 BODIES: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul",
     "Experts": "dsc.kernels.experts",
+    "QkvAttention": "dsc.kernels.qkv_attention",
+    "SwiGlu": "dsc.kernels.swiglu",
+    "KvCommit": "dsc.kernels.kv_ops",
+    "KvRollback": "dsc.kernels.kv_ops",
     "SpeculativeVerify": "dsc.kernels.speculative_verify",
     "VerifyAttention": "dsc.kernels.verify_attention",
 }
