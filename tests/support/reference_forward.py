@@ -112,5 +112,6 @@ class ReferenceForward:
         for name in self.pools:
             self.pools[name] = outputs.pop(name.replace("_pool.", "_pool_out."))
         self.past = (self.past + length).astype(np.int32)
+        logits: Array = outputs.pop("logits")
         self.extra = outputs
-        return outputs["logits"]
+        return logits
