@@ -10,7 +10,7 @@ EXTRAS := cpu,compile,dev
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test test-all test-gpu lint fmt types layers examples build check bench prove golden schemas clean
+.PHONY: help install model demo test test-all test-gpu lint fmt types layers examples build check bench prove schemas cli-docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ prove: install model ## 100 prompts x 128 tokens: speculative output equals plai
 
 schemas: install ## write the JSON Schemas from the typed models
 	$(BIN)/python -c "from dsc.bundle_schema.schemas import write_schemas; write_schemas()"
+
+cli-docs: install ## write docs/reference/cli.md from the commands
+	$(BIN)/typer dsc.compiler.cli utils docs --name dsc > docs/reference/cli.md
 
 clean: ## remove what was built, keep the environment and the model
 	rm -rf build dist *.egg-info
