@@ -13,9 +13,7 @@ from dsc.bundle_schema.tensors import DType
 from dsc.compiler.plan_kv import kv_nbytes_per_token, longest_length, plan_kv
 
 
-def model_info(
-    layers: list[tuple[int, int]], max_length: int = 4096, dtype: DType = DType.FLOAT32
-) -> ModelInfo:
+def model_info(layers: list[tuple[int, int]], max_length: int = 4096, dtype: DType = DType.FLOAT32) -> ModelInfo:
     return ModelInfo(
         architecture="ToyForCausalLM",
         model_type="toy",
