@@ -39,10 +39,13 @@ def tile_keys(head_size: int, rows: int, arch: Architecture, *, quantised: bool 
     return keys
 
 
-def tile_rows(head_size: int, arch: Architecture) -> tuple[int, ...]:
+def tile_rows(head_size: int, arch: Architecture, *, quantised: bool = False) -> tuple[int, ...]:
     """Tile heights on offer; the last serves any number of packed rows."""
+    padded = _padded(head_size)
+    if padded > 128 and quantised and arch.name not in ("sm_90", "sm_100"):
+        return (16, 32)
     widest = 128 if arch.shared_per_block >= 128 * 1024 else 64
-    return (16, 64, 128) if _padded(head_size) <= widest else (16, 64)
+    return (16, 64, 128) if padded <= widest else (16, 64)
 
 
 def _signature(dtype: str, quantised: bool) -> tuple[tuple[str, str], ...]:
@@ -90,7 +93,7 @@ def tiled_variant(
             "softcap": int(softcap),
         },
         at_most={"rows": MAX_NEW_ROWS, "parts": MAX_PARTS}
-        | ({"packed_rows": rows} if rows != tile_rows(head_size, arch)[-1] else {}),
+        | ({"packed_rows": rows} if rows != tile_rows(head_size, arch, quantised=quantised)[-1] else {}),
         num_warps=4 if rows == 16 else 8,
         num_stages=2,
         max_registers=255,
@@ -127,6 +130,6 @@ def attention_variants(
     """Every attention kernel that a model with this head size and element type needs, smallest tile first."""
     tiles = (
         tiled_variant(head_size, dtype, rows, arch, softcap=softcap, quantised=quantised)
-        for rows in tile_rows(head_size, arch)
+        for rows in tile_rows(head_size, arch, quantised=quantised)
     )
     return (*tiles, join_variant(head_size, dtype))
