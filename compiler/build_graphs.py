@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.tensors import DType
 from dsc.compiler.emit import GraphPart, ModelPart
 from dsc.compiler.request import CompileRequest, Kernels, PassOptions, Precision, WeightOptions
+from dsc.passes.pass_order import carried_blocks, kernel_passes, shared_passes, why_not_native
 from dsc.passes.pipeline import PipelineReport, load_pass, parse_pipeline, run_pipeline
-from dsc.passes.pipelines import backend_pipeline, shared_pipeline
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from dsc.compiler.exported import ExportedModel
     from dsc.passes.base import GraphPass
+    from dsc.passes.block_quantisation import BlockWeights
     from dsc.passes.pipeline import PassRun
 
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The finished graphs of a model, and what the passes did to get there."""
+    """The finished graphs of a model, what the passes did to get there, and what a person should know of it."""
 
     part: ModelPart
     reports: dict[str, PipelineReport]
+    notes: tuple[str, ...] = ()
 
 
 def effective_precision(weights: WeightOptions, exported: ExportedModel) -> Precision:
@@ -47,22 +51,51 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         RequestError: a pass, an option or a name to dump is unknown.
     """
     precision = effective_precision(weights, exported)
-    options = request.passes
+    carried = _carried(exported, weights, precision)
+    notes = _notes_on_blocks(owner, exported, precision, carried)
     shared = exported.model.clone()
-    reports = {
-        owner: run_pipeline(shared, _shared_passes(exported, weights, precision, options), _dumper(owner, options))
-    }
+    passes = _shared_passes(weights, precision, carried, request.passes)
+    reports = {owner: run_pipeline(shared, passes, _dumper(owner, request.passes))}
+    positions = min(request.max_length or exported.info.max_length, exported.info.max_length) + MAX_WINDOW + 1
     graphs = []
     for kernels in _kernel_sets(request.kernels):
+        why = why_not_native(shared, _name(precision)) if kernels is Kernels.NATIVE else ""
+        if why:
+            notes.append(f"{owner}: no graph for the native kernels: {why}")
+            continue
         graph = shared.clone()
         name = f"{owner} {kernels}"
-        passes = backend_pipeline("cpu", native=kernels is Kernels.NATIVE)
-        reports[name] = run_pipeline(graph, passes, _dumper(name.replace(" ", "-"), options))
+        passes = kernel_passes(kernels.value, _name(precision), positions)
+        reports[name] = run_pipeline(graph, passes, _dumper(name.replace(" ", "-"), request.passes))
         role = "forward_native" if kernels is Kernels.NATIVE else "forward"
         file = "graph.native.onnx" if kernels is Kernels.NATIVE else "graph.onnx"
         graphs.append(GraphPart(f"{owner}/{file}", role, graph, str(precision)))
-    info = exported.info.model_copy(update={"quantization": _described(precision, exported)})
-    return BuiltModel(ModelPart(info, tuple(graphs)), reports)
+    info = exported.info.model_copy(
+        update={"quantization": _described(precision, exported), "kv_dtype": _pool_dtype(graphs[0].model)}
+    )
+    return BuiltModel(ModelPart(info, tuple(graphs)), reports, tuple(notes))
+
+
+def _carried(exported: ExportedModel, weights: WeightOptions, precision: Precision) -> dict[str, BlockWeights]:
+    """The checkpoint's own blocks that the asked precision leaves as they are."""
+    head = str(weights.head_precision) if weights.head_precision else None
+    return carried_blocks(exported.model, _name(precision), exported.block_weights, head)
+
+
+def _notes_on_blocks(
+    owner: str, exported: ExportedModel, precision: Precision, carried: dict[str, BlockWeights]
+) -> list[str]:
+    """What a precision other than ``keep`` did not do, because the checkpoint has that width already."""
+    if precision is Precision.KEEP or not carried:
+        return []
+    kinds = ", ".join(sorted({exported.block_weights[name].kind for name in carried}))
+    return [f"{owner}: {len(carried)} matrices are {kinds} in the checkpoint and were carried, not rounded again"]
+
+
+def _pool_dtype(model: ir.Model) -> DType:
+    """Element type of the KV pools; half precision makes them half as large."""
+    pool = next(value for value in model.graph.inputs if str(value.name).startswith("k_pool."))
+    return DType.FLOAT16 if pool.dtype is not None and pool.dtype.name == "FLOAT16" else DType.FLOAT32
 
 
 def _described(precision: Precision, exported: ExportedModel) -> str:
@@ -78,17 +111,21 @@ def _kernel_sets(kernels: Kernels) -> tuple[Kernels, ...]:
 
 
 def _shared_passes(
-    exported: ExportedModel, weights: WeightOptions, precision: Precision, options: PassOptions
+    weights: WeightOptions, precision: Precision, carried: dict[str, BlockWeights], options: PassOptions
 ) -> tuple[GraphPass, ...]:
     if options.pipeline is not None:
         return parse_pipeline(options.pipeline)
-    return shared_pipeline(
-        precision=str(precision),
-        block=weights.block_size,
+    return shared_passes(
+        _name(precision),
+        block_weights=carried,
         head_precision=str(weights.head_precision) if weights.head_precision else None,
         exclude=weights.exclude,
-        block_weights=exported.block_weights if precision is Precision.KEEP else {},
+        block=weights.block_size,
     )
+
+
+def _name(precision: Precision) -> Literal["keep", "fp32", "fp16", "int8", "int4"]:
+    return precision.value
 
 
 def _dumper(stem: str, options: PassOptions) -> Callable[[GraphPass, ir.Model, PassRun], None] | None:

@@ -82,7 +82,8 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
             refuse_failed(request, result)
             seal(staging, request.output, contents, result, with_costs=not request.reproducible)
     reports = {**target.reports, **(draft.reports if draft else {})}
-    notes = (*pair.target.notes, *(pair.draft.notes if pair.draft else ()))
+    parts = [pair.target, target, *((pair.draft, draft) if pair.draft and draft else ())]
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     return CompileReport.of(request, tuple(log.reports), reports, result, notes)
 
 

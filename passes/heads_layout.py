@@ -87,6 +87,22 @@ def use_flat_output(old: ir.Value, flat: ir.Value, n_heads: int, head_dim: int) 
     replace_value(old, front.outputs[0])
 
 
+def take_attention_outputs(node: ir.Node, new: ir.Node, n_heads: int, head_dim: int) -> None:
+    """Give the outputs of an attention node to another with a flat first output, and remove what nobody reads now."""
+    output, old = new.outputs[0], node.outputs[0]
+    output.type = old.type
+    symbols = _symbols(old)
+    if symbols:
+        output.shape = ir.Shape([symbols[0], symbols[2], n_heads * head_dim])
+    use_flat_output(old, output, n_heads, head_dim)
+    for before, after in zip(node.outputs[1:], new.outputs[1:], strict=True):
+        after.type, after.shape = before.type, before.shape
+        name, before.name = before.name, f"{before.name}_replaced"
+        before.replace_all_uses_with(after, replace_graph_outputs=True)
+        after.name = name
+    remove_dead([node])
+
+
 def is_heads_transpose(node: ir.Node) -> bool:
     """Whether `node` swaps the axes of heads and positions."""
     perm = node.attributes.get("perm")

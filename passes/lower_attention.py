@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dsc.bundle_schema.errors import PassError
+from dsc.passes.attention_inputs import side_by_side
 from dsc.passes.base import GraphPass, PassResult, Reason
 from dsc.passes.graph_edit import (
     DSPARK,
@@ -21,10 +22,9 @@ from dsc.passes.graph_edit import (
     is_op,
     owner,
     producer,
-    remove_dead,
     static_dims,
 )
-from dsc.passes.heads_layout import flat_heads, use_flat_output
+from dsc.passes.heads_layout import flat_heads, take_attention_outputs
 from dsc.passes.rotary_table import RotaryTable, find_rotary_table
 
 
@@ -50,6 +50,7 @@ class LowerAttentionPass(GraphPass):
            mask becomes attention_bias, zero over the past.
         3. With `fold_rotary`, a rotary embedding whose cos and sin are a constant table indexed by positions
            moves into the operator, with a table of `max_positions` rows. Otherwise RotaryEmbedding stays.
+        4. q2, k2 and v2 that are the parts of one value, in this order, are given as that value (see merge-qkv).
     """
 
     name: ClassVar[str] = "lower-attention"
@@ -90,10 +91,14 @@ class LowerAttentionPass(GraphPass):
             attributes |= {"do_rotary": 1, "rotary_interleaved": _interleaved(query)}
             rotary = [*self._table_values(owner(node), table), table.positions]
             query, key = _required(_producer(query), 0), _required(_producer(key), 0)
-        inputs = [
+        flat: list[ir.Value | None] = [
             flat_heads(query, node, n_heads, head_dim),
             flat_heads(key, node, n_kv_heads, head_dim),
             flat_heads(value, node, n_kv_heads, head_dim),
+        ]
+        packed = side_by_side(flat)
+        inputs = [
+            *(flat if packed is None else [packed, None, None]),
             node.inputs[3],
             node.inputs[4],
             last,
@@ -103,7 +108,7 @@ class LowerAttentionPass(GraphPass):
             input_at(node, 6),
         ]
         lowered = insert(node, "GroupQueryAttention", _trim(inputs), attributes, domain=MICROSOFT, num_outputs=3)
-        _take_outputs(node, lowered, n_heads, head_dim)
+        take_attention_outputs(node, lowered, n_heads, head_dim)
         return [] if isinstance(table, RotaryTable) else [Reason("3", str(node.name), table)]
 
     def _table_values(self, graph: ir.Graph, table: RotaryTable) -> tuple[ir.Value, ir.Value]:
@@ -169,22 +174,6 @@ def _tree_bias(node: ir.Node, last: ir.Value) -> ir.Value | None:
     )
     bias = insert(node, "Pad", [among.outputs[0], pads.outputs[0], zero], dtype=dtype)
     return bias.outputs[0]
-
-
-def _take_outputs(node: ir.Node, lowered: ir.Node, n_heads: int, head_dim: int) -> None:
-    """Hand the operator's results to the users of the old node and remove what nobody reads any more."""
-    output, old = lowered.outputs[0], node.outputs[0]
-    output.type = old.type
-    symbols = [dim if isinstance(dim, int) else dim.value for dim in old.shape or ()]
-    if symbols:
-        output.shape = ir.Shape([symbols[0], symbols[2], n_heads * head_dim])
-    use_flat_output(old, output, n_heads, head_dim)
-    for before, after in zip(node.outputs[1:], lowered.outputs[1:], strict=True):
-        after.type, after.shape = before.type, before.shape
-        name, before.name = before.name, f"{before.name}_replaced"
-        before.replace_all_uses_with(after, replace_graph_outputs=True)
-        after.name = name
-    remove_dead([node])
 
 
 def _common_table(query: ir.Value, key: ir.Value) -> RotaryTable | str:

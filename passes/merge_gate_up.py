@@ -13,12 +13,9 @@ from dsc.passes.graph_edit import (
     MICROSOFT,
     drop_unused_initializers,
     is_op,
-    owner,
     producer,
-    remove_dead,
-    replace_value,
 )
-from dsc.passes.merge_products import merge_products, product_below, why_not_mergeable
+from dsc.passes.merge_products import merge_products, product_below, why_not_mergeable, width
 
 _ACTIVATIONS = ("Sigmoid", "Mul", "Gelu", "Swish", "Relu", "QuickGelu", "Tanh")
 
@@ -31,7 +28,7 @@ class MergeGateUpPass(GraphPass):
 
         g = x Wg; u = x Wu; h = Mul(act(g), u)  ->  g, u = Split(x [Wg Wu]); h = Mul(act(g), u)
 
-    Run before lower-block-matmul when weights are quantised.
+    Run before lower-block-matmul when weights are quantised, and before fuse-swiglu.
 
     Rules:
         1. `u` is a factor of a Mul whose other factor comes from `g` through an activation.
@@ -49,11 +46,13 @@ class MergeGateUpPass(GraphPass):
             pair = _gate_and_up(node)
             if pair is None:
                 continue
-            why = why_not_mergeable(pair) or _why_not_even(*pair)
+            results = [product.outputs[0] for product in pair]
+            why = why_not_mergeable(results) or _why_not_even(*pair)
             if why:
                 skipped.append(Reason("2", str(node.name), why))
                 continue
-            _merge(*pair)
+            name = str(pair[0].inputs[1].name if pair[0].inputs[1] else "").replace("gate_proj", "gate_up_proj")
+            merge_products(results, name.removesuffix(".qweight").removesuffix(".weight"))
             fired += 1
         drop_unused_initializers(model.graph)
         return PassResult(fired, tuple(skipped))
@@ -87,19 +86,4 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _why_not_even(gate: ir.Node, up: ir.Node) -> str:
-    widths = [node.outputs[0].shape[-1] if node.outputs[0].shape else None for node in (gate, up)]
-    return "" if widths[0] == widths[1] and isinstance(widths[0], int) else "they are not equally wide"
-
-
-def _merge(gate: ir.Node, up: ir.Node) -> None:
-    name = str(gate.inputs[1].name if gate.inputs[1] else "").replace("gate_proj", "gate_up_proj")
-    merged = merge_products([gate, up], name.removesuffix(".qweight").removesuffix(".weight"))
-    split = ir.node("Split", [merged], {"axis": -1, "num_outputs": 2}, num_outputs=2)
-    product = merged.producer()
-    if product is None:
-        raise ValueError("a merged product has a producer")
-    owner(product).insert_after(product, split)
-    for old, new in zip((gate, up), split.outputs, strict=True):
-        new.type, new.shape = old.outputs[0].type, old.outputs[0].shape
-        replace_value(old.outputs[0], new)
-        remove_dead([old])
+    return "" if width(gate) == width(up) else "they are not equally wide"

@@ -34,7 +34,8 @@ class QuantizeWeightsPass(GraphPass):
         2. Any other matrix is rounded to the nearest integers, symmetric, a scale for `block` values along k.
         3. The matrix that makes the logits gets at least `head_bits` (rule 2 only).
         4. A name that matches a pattern in `exclude` (regular expression, searched), a matrix with fewer than
-           `min_elements`, or a k that is not a multiple of `block` keeps its floats, and the report says so.
+           `min_elements`, a k that is not a multiple of `block`, and with `exclude_head` the matrix of rule 3 keep
+           their floats, and the report says so.
         5. Biases, norms and everything that is not a product with a matrix stay float32.
 
     Activations are quantised per row and block inside the operator (accuracy level 4), never over a whole tensor:
@@ -47,6 +48,7 @@ class QuantizeWeightsPass(GraphPass):
     block: Literal[32, 64, 128] = 32
     accuracy_level: Literal[0, 4] = 4
     head_bits: Literal[4, 8] = 8
+    exclude_head: bool = False
     exclude: tuple[str, ...] = ()
     min_elements: int = 1024
     block_weights: Mapping[str, BlockWeights] = field(default_factory=dict, metadata=PROGRAM_ONLY)
@@ -70,7 +72,7 @@ class QuantizeWeightsPass(GraphPass):
         made: dict[str, list[ir.Value | None]] = {}
         head = head_weight(model.graph)
         for weight in matmul_weights(model.graph):
-            why = self._why_not(weight)
+            why = self._why_not(weight, head)
             if why:
                 skipped.append(Reason("4", weight.name, why))
                 continue
@@ -85,8 +87,9 @@ class QuantizeWeightsPass(GraphPass):
 
     def ensures(self, model: ir.Model) -> None:
         """Every matrix that the rules call for was really replaced."""
+        head = head_weight(model.graph)
         for weight in matmul_weights(model.graph):
-            if not self._why_not(weight):
+            if not self._why_not(weight, head):
                 raise PassError(f"initializer {weight.name!r}", "should have been quantised and was not")
         replaced = {str(node.inputs[1].name) for node in _block_nodes(model.graph) if node.inputs[1]}
         for name in self.block_weights:
@@ -99,8 +102,10 @@ class QuantizeWeightsPass(GraphPass):
                     "quantize before passes that merge or rename weights",
                 )
 
-    def _why_not(self, weight: MatMulWeight) -> str:
+    def _why_not(self, weight: MatMulWeight, head: str | None) -> str:
         """Why rule 4 keeps the floats; empty when it does not."""
+        if self.exclude_head and weight.name == head:
+            return "excluded as the head"
         if self._excluded(weight.name):
             return "excluded by name"
         if weight.name in self.block_weights:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -27,9 +29,11 @@ def ops(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph]
 
 
-def session(model: ir.Model, optimise: bool = True) -> onnxruntime.InferenceSession:
-    """The model written and loaded again by onnxruntime."""
+def session(model: ir.Model, optimise: bool = True, library: Path | None = None) -> onnxruntime.InferenceSession:
+    """The model written and loaded again by onnxruntime, with the native kernels of `library` when it is given."""
     options = onnxruntime.SessionOptions()
+    if library is not None:
+        options.register_custom_ops_library(str(library))
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     if not optimise:
@@ -39,16 +43,16 @@ def session(model: ir.Model, optimise: bool = True) -> onnxruntime.InferenceSess
     )
 
 
-def run(model: ir.Model, feeds: dict, optimise: bool = True) -> dict[str, np.ndarray]:
+def run(model: ir.Model, feeds: dict, optimise: bool = True, library: Path | None = None) -> dict[str, np.ndarray]:
     """Outputs by name."""
-    opened = session(model, optimise)
+    opened = session(model, optimise, library)
     names = [output.name for output in opened.get_outputs()]
     return dict(zip(names, opened.run(names, feeds), strict=True))
 
 
-def assert_same_results(before: ir.Model, after: ir.Model, make_feeds, rtol=1e-5, atol=1e-6) -> None:
+def assert_same_results(before: ir.Model, after: ir.Model, make_feeds, rtol=1e-5, atol=1e-6, library=None) -> None:
     """Both models agree for batches 1, 2, 3 and 1 or 4 positions; `make_feeds(batch, seq, rng)`."""
-    one, other = session(before), session(after)
+    one, other = session(before), session(after, library=library)
     names = [output.name for output in one.get_outputs()]
     assert names == [output.name for output in other.get_outputs()]
     rng = np.random.default_rng(0)
