@@ -117,7 +117,7 @@ class DraftEntry(StrictModel):
 
     kind: DraftKind
     model: ModelEntry | None = None
-    n_shared: Number | None = None
+    n_shared: Annotated[int, Field(ge=1, le=2**31)] | None = None
 
     @model_validator(mode="after")
     def _has_model_when_needed(self) -> Self:

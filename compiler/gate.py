@@ -297,6 +297,14 @@ def _check_parity(model: SpeculativeModel, reference: Reference) -> ParityCheck:
     )
 
 
+def _for_draft(model: SpeculativeModel, ids: Sequence[int]) -> list[int]:
+    """`ids` as far as the draft model can read them: its context and its vocabulary may be smaller."""
+    draft, entry = model.bundle.draft, model.bundle.manifest.draft.model
+    assert draft is not None
+    assert entry is not None
+    return [min(token, entry.info.vocab_size - 1) for token in ids[: draft.max_length - 1]]
+
+
 def _measure_costs(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> CostCurve:
     """Milliseconds of target forwards over 1..16 rows and of the draft's steps, rows taken in turn."""
     ids = max(prompts, key=len)
@@ -316,11 +324,11 @@ def _measure_costs(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) ->
     if model.bundle.draft is not None:
         draft = model.bundle.draft
         draft.rewind(0)
-        draft.read(ids)
+        draft.read(_for_draft(model, ids))
         steps = []
         for _ in range(REPEATS * 4):
             start = time.perf_counter()
-            draft.forward([ids[0]], 1)
+            draft.forward([0], 1)
             steps.append((time.perf_counter() - start) * 1e3)
         draft.rewind(0)
         draft_ms[model.bundle.manifest.draft.kind] = tuple(

@@ -32,9 +32,13 @@ class CachedModel:
 
     def read_up_to_last_chunk(self, tokens: Sequence[int]) -> None:
         """Read `tokens` in whole chunks until the rest, the last token included, fits one forward."""
-        n_new = len(tokens) - self.length
-        whole = (n_new - 1) // self._session.chunk * self._session.chunk
-        self.read(tokens[self.length : self.length + whole])
+        self.read_whole_chunks(tokens[self.length :])
+
+    def read_whole_chunks(self, new: Sequence[int]) -> Sequence[int]:
+        """Read whole chunks of `new`, which follow what is in the cache; the rest, at least one, fits one forward."""
+        whole = (len(new) - 1) // self._session.chunk * self._session.chunk
+        self.read(new[:whole])
+        return new[whole:]
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read `tokens` after what is in the cache, logits not wanted."""

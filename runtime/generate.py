@@ -271,8 +271,24 @@ def _proposers(bundle: LoadedBundle) -> dict[str, Proposer]:
         proposers["ngram"] = NgramProposer(lookup.min_match, lookup.max_match) if lookup else NgramProposer()
     kind: ProposerKind = bundle.manifest.draft.kind
     if bundle.draft is not None and (kind not in table or table[kind].enabled):
-        proposers[kind] = ModelProposer(kind, bundle.draft, _DRAFT_PRIORS.get(kind, _OTHER_DRAFT_PRIOR))
+        proposers[kind] = _model_proposer(kind, bundle.draft, bundle.manifest)
     return proposers
+
+
+def _model_proposer(kind: ProposerKind, model: CachedModel, manifest: Manifest) -> ModelProposer:
+    """The draft model, kept to the ids that it shares with the target; either vocabulary may be the larger."""
+    entry = manifest.draft.model
+    assert entry is not None
+    widths = [manifest.target.info.vocab_size, entry.info.vocab_size]
+    n_shared = manifest.draft.n_shared
+    return ModelProposer(
+        kind,
+        model,
+        _DRAFT_PRIORS.get(kind, _OTHER_DRAFT_PRIOR),
+        n_shared=min(widths if n_shared is None else [*widths, n_shared]),
+        vocab_size=entry.info.vocab_size,
+        unknown_id=min(entry.info.pad_id or 0, entry.info.vocab_size - 1),
+    )
 
 
 def _common_prefix(cached: Sequence[int], ids: Sequence[int]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dsc.bundle_schema.dflash_config import ProposerKind
-from dsc.runtime.acceptance import AcceptanceModel
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.ngram import Match, NgramIndex, continuation
 
@@ -28,6 +30,9 @@ class Proposer(Protocol):
         Acceptance is learnt for each kind apart.
         """
 
+    def silence(self, tokens: Sequence[int]) -> str:
+        """Why there is no proposal after `tokens`, as the statistics count it, when `look` found none."""
+
     def room(self, tokens: Sequence[int]) -> int:
         """Most drafts that this proposer's own limits allow."""
 
@@ -37,8 +42,8 @@ class Proposer(Protocol):
     def rewind(self, length: int) -> None:
         """Only the first `length` tokens of the sequence are still the same."""
 
-    def prior(self, kind: str) -> AcceptanceModel:
-        """What to expect of proposals of `kind` before any was seen."""
+    def prior(self, kind: str) -> tuple[float, float]:
+        """Acceptance of the first and of later drafts of `kind` to expect before any was seen."""
 
     def lag(self, tokens: Sequence[int]) -> int:
         """Tokens that must be read before the first draft can be made, the last one not counted."""
@@ -53,7 +58,7 @@ class NgramProposer:
     kind: ProposerKind = "ngram"
     sizes_blocks = True
     # First and later acceptance by match length, from greedy chat, edit and summary texts.
-    _PRIORS: ClassVar = {
+    _PRIORS: ClassVar[dict[str, tuple[float, float]]] = {
         "1": (0.15, 0.6),
         "2": (0.35, 0.7),
         "3": (0.5, 0.8),
@@ -71,6 +76,10 @@ class NgramProposer:
         self._match = self._index.find(tokens)
         return None if self._match is None else _length_class(self._match.length)
 
+    def silence(self, tokens: Sequence[int]) -> str:
+        """Nothing matched."""
+        return "no proposal"
+
     def room(self, tokens: Sequence[int]) -> int:
         """Copies have no limit of their own."""
         return len(tokens)
@@ -84,9 +93,9 @@ class NgramProposer:
         """Forget n-grams past `length`."""
         self._index.truncate(length)
 
-    def prior(self, kind: str) -> AcceptanceModel:
+    def prior(self, kind: str) -> tuple[float, float]:
         """By match length."""
-        return AcceptanceModel(*self._PRIORS[kind])
+        return self._PRIORS[kind]
 
     def lag(self, tokens: Sequence[int]) -> int:
         """Nothing has to be read."""
@@ -104,44 +113,80 @@ class ModelProposer:
 
     Its cache holds the tokens it has read. What it drafted itself stays valid as far as the target accepted it;
     anything it has not read, because it was not asked for a while, is read before it drafts again.
+
+    Its vocabulary may be smaller than the target's. It then reads `unknown_id` for a token that it has no embedding
+    for, and does not draft right after one: what follows such a token is not a question that it can answer.
+
+    Args:
+        kind: its row in the configuration's table.
+        model: the draft and its cache.
+        prior: acceptance of the first and of later drafts before any was seen.
+        n_shared: ids below this mean the same to draft and target; only they are proposed.
+        vocab_size: ids below this have an embedding in the draft.
+        unknown_id: read in place of any other id.
+
+    Attributes:
+        watch: sees each row [V] of the draft's logits.
     """
 
     sizes_blocks = False
 
-    def __init__(self, kind: ProposerKind, model: CachedModel, prior: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        kind: ProposerKind,
+        model: CachedModel,
+        prior: tuple[float, float],
+        n_shared: int,
+        vocab_size: int,
+        unknown_id: int = 0,
+    ) -> None:
         self.kind = kind
         self._model = model
         self._prior = prior
+        self._n_shared = n_shared
+        self._vocab_size = vocab_size
+        self._unknown_id = unknown_id
+        self.watch: Callable[[NDArray[np.float32]], None] | None = None
 
     def look(self, tokens: Sequence[int]) -> str | None:
-        """A model always has a proposal, unless the sequence is longer than it can read."""
-        return self.kind if self.room(tokens) > 0 else None
+        """A model has a proposal unless the sequence is longer than it can read or ends in an unknown token."""
+        return None if self.silence(tokens) else self.kind
+
+    def silence(self, tokens: Sequence[int]) -> str:
+        """Its context is full, or it does not know the last token."""
+        if self.room(tokens) < 1:
+            return "draft context full"
+        return "" if tokens[-1] < self._vocab_size else "token unknown to the draft"
 
     def room(self, tokens: Sequence[int]) -> int:
         """Its context must hold the sequence and all drafts but the last."""
         return max(self._model.max_length - len(tokens) + 1, 0)
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Read what is new, then take the most likely token `count` times."""
+        """Read what is new, then take the most likely shared token `count` times."""
         model = self._model
-        model.read_up_to_last_chunk(tokens)
-        rows = list(tokens[model.length :])
+        rows = model.read_whole_chunks(self._readable(tokens[model.length :]))
         drafts: list[int] = []
         while True:
             logits = model.forward(rows, 1)  # [1, V]
             model.commit(len(rows), len(rows))
-            drafts.append(int(logits[0].argmax()))
+            if self.watch is not None:
+                self.watch(logits[0])
+            drafts.append(int(logits[0, : self._n_shared].argmax()))
             if len(drafts) == count:
                 return drafts
             rows = drafts[-1:]
+
+    def _readable(self, tokens: Sequence[int]) -> list[int]:
+        return [token if token < self._vocab_size else self._unknown_id for token in tokens]
 
     def rewind(self, length: int) -> None:
         """Drop what was read after the first `length` tokens."""
         self._model.rewind(length)
 
-    def prior(self, kind: str) -> AcceptanceModel:
+    def prior(self, kind: str) -> tuple[float, float]:
         """As stated when the proposer was made."""
-        return AcceptanceModel(*self._prior)
+        return self._prior
 
     def lag(self, tokens: Sequence[int]) -> int:
         """Tokens not read yet."""

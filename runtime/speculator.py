@@ -111,9 +111,9 @@ class Speculator:
         if len(tokens) > self._max_context:
             return Draft(reason="context too long")
         kind = self._proposer.look(tokens)
+        if kind is None:
+            return Draft(reason=self._proposer.silence(tokens))
         limit = min(self._cap, room, self._proposer.room(tokens))
-        if kind is None or limit < 1:
-            return Draft(reason="no proposal")
         window, reason = self._choose(kind, limit, tokens)
         if window == 0:
             return Draft(reason=reason)

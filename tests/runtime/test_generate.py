@@ -102,7 +102,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting(tmp_path):
     result = load(path, verify="never").generate(PROMPT, speculation={"window": 4, "fallback": False})
     assert list(result.ids) == greedy_reference(TARGET, PROMPT, 61)
     assert result.stats.accepted > 0
-    assert result.stats.fallbacks["no proposal"] > 30
+    assert result.stats.fallbacks["draft context full"] > 30
 
 
 # --- the draft's own state

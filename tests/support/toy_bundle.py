@@ -106,6 +106,7 @@ def write_bundle(
     certificate: Certificate | None = None,
     tokenizer: dict[str, bytes] | None = None,
     min_onnxruntime: str = "1.20",
+    n_shared: int | None = None,
 ) -> Path:
     """Write a complete bundle."""
     plan = plan_kv(info, draft_info, max_length=info.max_length, rollback_slack=17)
@@ -129,7 +130,7 @@ def write_bundle(
                 created_by={"dsc": "0"},
                 requires=Requires(min_onnxruntime=min_onnxruntime, ir_version=10, opsets={"": 21}),
                 target=ModelEntry(info=info, graphs=tuple(graphs)),
-                draft=DraftEntry(kind=draft_kind, model=draft_model),
+                draft=DraftEntry(kind=draft_kind, model=draft_model, n_shared=n_shared),
                 tokenizer=TokenizerEntry(members=tuple(names)),
             )
         )
@@ -157,7 +158,7 @@ def toy_bundle(
         scripted_lm(table, history),
         info,
         draft=scripted_lm(draft_table, history, position_ids=False),
-        draft_info=toy_info(vocab, draft_max_length or max_length),
+        draft_info=toy_info(draft_table.shape[1], draft_max_length or max_length),
         draft_kind=draft_kind if draft_kind in ("model", "self") else "model",
         **options,
     )
