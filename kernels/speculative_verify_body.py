@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dsc.kernels.function_text import parse_function
 from dsc.kernels.speculative_verify import input_names
 from dsc.kernels.speculative_verify_rules import LARGEST_UNIFORM
+from dsc.kernels.speculative_verify_target import TARGET_STEPS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -80,101 +81,6 @@ _OUTPUTS = """
   next_token = Squeeze (next_column, axis1)
   rejected = Less (n, lengths)
   cause = Cast <to = 6> (rejected)
-"""
-
-# The filters find the logit `cut` below which top-k and top-p leave nothing among the most likely 256 tokens, and
-# widen that head only if it cannot decide: a whole sort costs a hundred times the rest.
-_TARGET = """
-  axes_row = Constant <value_ints = [1, 2]> ()
-  temperature3 = Unsqueeze (temperature, axes_row)
-  scaled = Div (logits, temperature3)
-  plain = Softmax <axis = -1> (scaled)
-  top_k64 = Cast <to = 7> (top_k)
-  k_low = Greater (top_k64, zero)
-  k_high = Less (top_k64, vocab)
-  k_wanted = And (k_low, k_high)
-  p_wanted = Less (top_p, one_f)
-  m_wanted = Greater (min_p, zero_f)
-  kp_wanted = Or (k_wanted, p_wanted)
-  any_wanted = Or (kp_wanted, m_wanted)
-  any_wanted_i = Cast <to = 6> (any_wanted)
-  any_wanted_max = ReduceMax <keepdims = 0> (any_wanted_i)
-  filtering = Cast <to = 9> (any_wanted_max)
-  p = If (filtering) <
-    then_branch = filtered () => (float[batch, rows, vocab] kept_p) {
-      k_wanted3 = Unsqueeze (k_wanted, axes_row)
-      p_wanted3 = Unsqueeze (p_wanted, axes_row)
-      k3 = Unsqueeze (top_k64, axes_row)
-      share3 = Unsqueeze (top_p, axes_row)
-      lowest = Constant <value_float = -inf> ()
-      per_row = Shape <start = 0, end = 2> (logits)
-      row_shape = Concat <axis = 0> (per_row, axis1)
-      no_cut = Expand (lowest, row_shape)
-      first_width = Constant <value_ints = [256]> ()
-      forever = Constant <value_int = 9223372036854775807> ()
-      yes = Cast <to = 9> (one)
-      last_width, cut = Loop (forever, yes, first_width, no_cut) <
-        body = widen (int64 turn, bool again, int64[1] width, float[batch, rows, 1] before)
-            => (bool undecided, int64[1] wider, float[batch, rows, 1] found_cut) {
-          size1 = Min (width, vocab1)
-          head, head_ids = TopK <axis = -1> (logits, size1)
-          head_p = GatherElements <axis = 2> (plain, head_ids)
-          size = Squeeze (size1)
-          k_size = Min (k3, size)
-          k_size_or_one = Max (k_size, one)
-          k_index = Sub (k_size_or_one, one)
-          k_at = Expand (k_index, row_shape)
-          kth = GatherElements <axis = 2> (head, k_at)
-          k_cut = Where (k_wanted3, kth, lowest)
-          in_k = GreaterOrEqual (head, k_cut)
-          k_mass0 = Where (in_k, head_p, zero_f)
-          k_mass = Cast <to = 11> (k_mass0)
-          two = Constant <value_int = 2> ()
-          reach = CumSum (k_mass, two)
-          minus1 = Constant <value_ints = [-1]> ()
-          most = Constant <value_ints = [9223372036854775807]> ()
-          reach_end = Slice (reach, minus1, most, axis2)
-          one_d = Cast <to = 11> (one)
-          whole = Where (k_wanted3, reach_end, one_d)
-          share_d = Cast <to = 11> (share3)
-          goal = Mul (share_d, whole)
-          enough = GreaterOrEqual (reach, goal)
-          enough_i = Cast <to = 6> (enough)
-          p_at = ArgMax <axis = 2, keepdims = 1> (enough_i)
-          pth = GatherElements <axis = 2> (head, p_at)
-          found = GreaterOrEqual (reach_end, goal)
-          cut_by_p = And (found, p_wanted3)
-          found_cut = Where (cut_by_p, pth, k_cut)
-          head_end = Slice (head, minus1, most, axis2)
-          head_end_p = Slice (head_p, minus1, most, axis2)
-          end_above = GreaterOrEqual (head_end, k_cut)
-          end_counts = Greater (head_end_p, zero_f)
-          ties_beyond0 = And (end_above, end_counts)
-          k_open = And (ties_beyond0, k_wanted3)
-          not_found = Not (found)
-          p_open = And (not_found, p_wanted3)
-          open = Or (k_open, p_open)
-          open_i = Cast <to = 6> (open)
-          open_max = ReduceMax <keepdims = 0> (open_i)
-          any_open = Cast <to = 9> (open_max)
-          partial = Less (size, vocab)
-          undecided = And (any_open, partial)
-          sixteen = Constant <value_int = 16> ()
-          wider = Mul (width, sixteen)
-        }>
-      top = ReduceMax <keepdims = 1> (plain, axis2)
-      min_p3 = Unsqueeze (min_p, axes_row)
-      floor = Mul (top, min_p3)
-      above_cut = GreaterOrEqual (logits, cut)
-      above_floor = GreaterOrEqual (plain, floor)
-      kept = And (above_cut, above_floor)
-      kept_mass = Where (kept, plain, zero_f)
-      total = ReduceSum <keepdims = 1> (kept_mass, axis2)
-      kept_p = Div (kept_mass, total)
-    },
-    else_branch = whole_row () => (float[batch, rows, vocab] all_p) {
-      all_p = Identity (plain)
-    }>
 """
 
 _TESTS = f"""
@@ -287,7 +193,10 @@ _BLOCK_ROW = """
 _DRAW = """
   mass = ReduceSum <keepdims = 1> (weights_left, axis1)
   some_left = Greater (mass, zero_f)
-  weights = Where (some_left, weights_left, p_row)
+  none_left = Not (some_left)
+  none_left_f = Cast <to = 1> (none_left)
+  p_fallback = Mul (p_row, none_left_f)
+  weights = Add (weights_left, p_fallback)
   minus_one = Constant <value_ints = [-1]> ()
   weight_shape = Concat <axis = 0> (batch1, minus_one, group1)
   weight_groups = Reshape (weights, weight_shape)
@@ -331,8 +240,8 @@ def _parts(mode: str, sparse: bool) -> list[str]:
     if mode == "greedy":
         return [_BEST, _FIRST_FAILURE, _GREEDY_NEXT]
     if mode == "deterministic":
-        return [_TARGET, _TESTS, _POINT_MASS_TEST, _FIRST_FAILURE, _ROW, _POINT_MASS_RESIDUAL, _DRAW]
-    q = [_TARGET, _TESTS, _Q_SPARSE if sparse else _Q_DENSE, _Q_DRAFT]
+        return [TARGET_STEPS, _TESTS, _POINT_MASS_TEST, _FIRST_FAILURE, _ROW, _POINT_MASS_RESIDUAL, _DRAW]
+    q = [TARGET_STEPS, _TESTS, _Q_SPARSE if sparse else _Q_DENSE, _Q_DRAFT]
     if mode == "block":
         return [*q, _BLOCK_TEST, _ROW, _BLOCK_ROW, _RESIDUAL.format(p_row="p_row_weighted"), _DRAW]
     return [*q, _TOKEN_TEST, _FIRST_FAILURE, _ROW, _RESIDUAL.format(p_row="p_row"), _DRAW]
