@@ -31,7 +31,7 @@ def tile_keys(head_size: int, rows: int, arch: Architecture, *, quantised: bool 
     """
     padded = _padded(head_size)
     keys = 128 // ((2 if quantised else 1) * (2 if rows >= 128 and padded > 64 else 1))
-    if rows >= 128 and arch.shared_per_block < 128 * 1024:
+    if (rows >= 128 and arch.shared_per_block < 128 * 1024) or (quantised and padded > 128):
         keys //= 2
     budget = arch.shared_per_block - 2 * rows * padded
     while keys > 16 and 2 * 2 * 2 * padded * keys > budget:

@@ -44,7 +44,8 @@ def judged(mode, axes, truncated, parts, seed):
 
 @pytest.mark.parametrize(("mode", "axes", "truncated", "parts"), CHAINS)
 def test_sampled_verdict_equals_the_reference(mode, axes, truncated, parts):
-    for seed in (0, 1):
+    # The search of a cut costs the interpreter seconds a case, so truncated rows get one seed.
+    for seed in (1,) if truncated else (0, 1):
         found, wanted = judged(mode, axes, truncated, parts, seed)
         for name in wanted:
             SPECULATIVE_VERIFY.assert_agrees(name, found[name], wanted[name])
@@ -80,7 +81,7 @@ def test_verdict_over_a_tree_equals_the_reference(mode):
     if mode == "truncated":
         sampling |= {"top_k": np.array([9, 0, 20], np.int32), "top_p": np.array([0.9, 0.8, 1], np.float32)}
     settings = [{name: values[b].item() for name, values in sampling.items()} for b in range(batch)]
-    for seed in range(4):
+    for seed in range(1 if mode == "truncated" else 4):
         uniforms = np.random.default_rng(seed).random((batch, nodes + 1)).astype(np.float32)
         inputs = {"logits": logits, "tokens": tokens, "parents": parents, "uniforms": uniforms, "lengths": lengths}
         found = triton_launch.verify_tree(inputs, None if mode == "greedy" else sampling)
