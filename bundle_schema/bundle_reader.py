@@ -130,6 +130,10 @@ def open_bundle(path: Path | str) -> OpenBundle:
         RequestError: there is no such file, or it is not a file.
         BundleError: of the kind that says what is wrong; see `bundle_errors`.
     """
+    try:
+        path = Path(path)
+    except TypeError:
+        raise RequestError("path", f"a path is required, got {path!r}") from None
     mapped, identity = _map(path)
     where = str(path)
     try:
@@ -141,14 +145,16 @@ def open_bundle(path: Path | str) -> OpenBundle:
         mapped.close()
         raise
     members = {member.name: member for member in manifest.members}
-    return OpenBundle(Path(path), manifest, members, mapped, identity)
+    return OpenBundle(path, manifest, members, mapped, identity)
 
 
-def _map(path: Path | str) -> tuple[mmap.mmap, tuple[int, int, int, int]]:
+def _map(path: Path) -> tuple[mmap.mmap, tuple[int, int, int, int]]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise RequestError(str(path), f"cannot be opened: {error.strerror}") from None
+    except ValueError as error:  # a zero byte, or a character that no file name holds
+        raise RequestError(repr(str(path)), f"cannot be opened: {error}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

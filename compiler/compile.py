@@ -17,7 +17,8 @@ from dsc.compiler.card import write_card
 from dsc.compiler.compile_report import CompileReport
 from dsc.compiler.doctor import require_compile_packages
 from dsc.compiler.emit import BundleContents, emit_bundle
-from dsc.compiler.gate import GateResult, Reference, run_gate
+from dsc.compiler.gate import GateResult, run_gate
+from dsc.compiler.gate_checks import Reference
 from dsc.compiler.plan_kv import plan_kv
 from dsc.compiler.request import CompileRequest, DraftKind, Precision
 from dsc.compiler.sources import Source, load_source

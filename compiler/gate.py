@@ -7,51 +7,29 @@ the framework the checkpoint was made for. The result is the certificate, and th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from dsc.bundle_schema.certificate import (
     Certificate,
     ChiSquareCheck,
     FiniteCheck,
     GreedyCheck,
-    Mismatch,
     ParityCheck,
-    RowsCheck,
     TokenizerCheck,
 )
 from dsc.bundle_schema.dflash_config import MAX_WINDOW, CostCurve
 from dsc.compiler.calibration import calibration_ids
-from dsc.compiler.chi_square import chi_square
+from dsc.compiler.gate_checks import Reference, check_greedy, check_parity, check_rows, check_sampling
+from dsc.compiler.gate_costs import measure_costs
 from dsc.compiler.request import GateOptions
 from dsc.runtime.costs import device_fingerprint
 from dsc.runtime.load import load
-from dsc.runtime.sampling import SamplingParams, UniformDraws
 
-if TYPE_CHECKING:
-    from dsc.bundle_schema.dflash_config import ProposerKind
-    from dsc.runtime.generate import SpeculativeModel
-    from dsc.runtime.speculator import SpeculationRequest
-
-REPEATS = 5
-SAMPLING_SETTINGS = ((0.7, 0.9), (1.3, 1.0))
 SMALLEST_P_VALUE = 1e-4
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Logits [S, V] of the framework's own model on `ids` [S]."""
-
-    framework: str
-    ids: tuple[int, ...]
-    logits: NDArray[np.float32]
+LARGEST_DIFFERENCE = 1e-3  # from the framework's logits, of their range
 
 
 @dataclass(frozen=True)
@@ -84,11 +62,11 @@ def run_gate(
     prompts = calibration_ids(model.bundle.codec, info.vocab_size, options.n_prompts)
     room = model.max_length - options.n_tokens - MAX_WINDOW
     prompts = [ids[: max(1, room)] for ids in prompts]
-    greedy = _check_greedy(model, prompts, options.n_tokens, window)
-    rows, finite = _check_rows(model, prompts)
-    sampling = _check_sampling(model, prompts, options.n_draws)
-    parity = _check_parity(model, reference) if reference is not None else None
-    costs = _measure_costs(model, prompts)
+    greedy = check_greedy(model, prompts, options.n_tokens, window)
+    rows, finite = check_rows(model, prompts)
+    sampling = check_sampling(model, prompts, options.n_draws)
+    parity = check_parity(model, reference) if reference is not None else None
+    costs = measure_costs(model, prompts)
     model.reset()
     reasons = _reasons(greedy, sampling, finite, parity if exact_weights else None)
     failed: Literal["fail", "not_strict"] = "fail" if options.strict else "not_strict"
@@ -127,217 +105,8 @@ def _reasons(
     ]
     if finite.n_not_finite:
         reasons.append(f"{finite.n_not_finite} logits are not finite")
-    if parity is not None and parity.max_difference > 1e-3 * parity.logit_range:
+    if parity is not None and parity.max_difference > LARGEST_DIFFERENCE * parity.logit_range:
         reasons.append(
             f"logits differ from {parity.framework} by {parity.max_difference:.3g}, range {parity.logit_range:.3g}"
         )
     return reasons
-
-
-def _check_greedy(
-    model: SpeculativeModel, prompts: Sequence[Sequence[int]], n_tokens: int, window: int
-) -> list[GreedyCheck]:
-    """Every proposer of the bundle, at its default window and at the widest."""
-    plain = [_greedy(model, ids, n_tokens, "off") for ids in prompts]
-    checks = []
-    for proposer in model.proposers:
-        for width in sorted({window, 2 * window if window <= MAX_WINDOW // 2 else MAX_WINDOW}):
-            settings = {"proposer": proposer, "window": width, "fallback": False}
-            mismatches = []
-            for index, ids in enumerate(prompts):
-                found = _greedy(model, ids, n_tokens, settings)
-                if found != plain[index]:
-                    mismatches.append(_mismatch(model, index, ids, plain[index], found))
-            checks.append(
-                GreedyCheck(
-                    proposer=proposer,
-                    window=width,
-                    n_prompts=len(prompts),
-                    n_tokens=sum(len(ids) for ids in plain),
-                    mismatches=tuple(mismatches),
-                )
-            )
-    return checks
-
-
-def _greedy(model: SpeculativeModel, ids: Sequence[int], n_tokens: int, speculation: SpeculationRequest) -> list[int]:
-    result = model.generate(ids, max_new_tokens=n_tokens, ignore_eos=True, speculation=speculation)
-    return list(result.ids)
-
-
-def _mismatch(
-    model: SpeculativeModel, index: int, prompt: Sequence[int], plain: Sequence[int], found: Sequence[int]
-) -> Mismatch:
-    """Where two outputs part, and how close the plain run's logits were there."""
-    position = next(i for i, (a, b) in enumerate(zip(plain, found, strict=True)) if a != b)
-    logits = _logits(model, [*prompt, *plain[:position]], 1)[-1]
-    return Mismatch(
-        prompt=index,
-        position=position,
-        plain=plain[position],
-        speculative=found[position],
-        logit_gap=float(abs(logits[plain[position]] - logits[found[position]])),
-    )
-
-
-def _logits(model: SpeculativeModel, ids: Sequence[int], n_rows: int) -> NDArray[np.float32]:
-    """Logits [n_rows, V] of the last rows of `ids`, verified together after the rest was read alone."""
-    target = model.bundle.target
-    target.rewind(0)
-    if len(ids) > n_rows:
-        target.read(ids[:-n_rows])
-    return target.forward(ids[-n_rows:], n_rows).copy()
-
-
-def _check_rows(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> tuple[RowsCheck, FiniteCheck]:
-    """Logits of blocks of rows against the same rows one at a time, over the cached prompt."""
-    largest, n_rows, n_changes, n_ties, n_values, n_bad = 0.0, 0, 0, 0, 0, 0
-    widest = MAX_WINDOW + 1
-    for ids in prompts:
-        width = min(widest, len(ids))
-        together = _logits(model, ids, width)
-        alone = _rows_alone(model, ids, width)
-        largest = max(largest, float(np.abs(together - alone).max()))
-        n_rows += width
-        for row_together, row_alone in zip(together, alone, strict=True):
-            if row_together.argmax() != row_alone.argmax():
-                n_changes += 1
-                best = np.partition(row_alone, -2)[-2:]
-                n_ties += int(best[0] == best[1])
-        n_values += together.size
-        n_bad += int(together.size - np.isfinite(together).sum())
-    rows = RowsCheck(
-        max_rows=widest,
-        n_rows=n_rows,
-        bit_equal=largest == 0.0,
-        max_difference=largest,
-        n_argmax_changes=n_changes,
-        n_ties=n_ties,
-    )
-    return rows, FiniteCheck(n_values=n_values, n_not_finite=n_bad)
-
-
-def _rows_alone(model: SpeculativeModel, ids: Sequence[int], width: int) -> NDArray[np.float32]:
-    target = model.bundle.target
-    target.rewind(0)
-    if len(ids) > width:
-        target.read(ids[:-width])
-    rows = []
-    for token in ids[-width:]:
-        rows.append(target.forward([token], 1)[0].copy())
-        target.commit(1, 1)
-    return np.stack(rows)
-
-
-def _check_sampling(model: SpeculativeModel, prompts: Sequence[Sequence[int]], n_draws: int) -> list[ChiSquareCheck]:
-    """The first token that speculation emits against the target's distribution of it.
-
-    Where the target is least sure there is most to compare. The draft is its second choice, so that it is
-    accepted sometimes and rejected sometimes.
-    """
-    if not n_draws:
-        return []
-    firsts = [_logits(model, ids, 1)[0] for ids in prompts]
-    index = int(np.argmin([filtered_softmax(row, 1.0, 1.0).max() for row in firsts]))
-    prompt, draft = prompts[index], int(np.argsort(firsts[index])[-2])
-    logits = _logits(model, [*prompt, draft], 2)
-    checks = []
-    for temperature, top_p in SAMPLING_SETTINGS:
-        params = SamplingParams(temperature=temperature, top_p=top_p, seed=1)
-        verifier = model.bundle.verifiers.choose(params)
-        draws = UniformDraws(params.seed or 0)
-        counts = np.zeros(logits.shape[1])
-        for trial in range(n_draws):
-            verdict = verifier.verify(logits.copy(), [draft], draws.at(trial, 2))
-            counts[draft if verdict.accepted else verdict.next_token] += 1
-        statistic, freedom, p_value = chi_square(counts, filtered_softmax(logits[0], temperature, top_p))
-        checks.append(
-            ChiSquareCheck(
-                proposer="point mass",
-                temperature=temperature,
-                top_p=top_p,
-                n_draws=n_draws,
-                statistic=statistic,
-                degrees_of_freedom=freedom,
-                p_value=p_value,
-            )
-        )
-    return checks
-
-
-def filtered_softmax(logits: NDArray[np.float32], temperature: float, top_p: float) -> NDArray[np.float64]:
-    """The distribution that plain sampling has: temperature, then the smallest set of mass `top_p`."""
-    scaled = logits.astype(np.float64) / temperature
-    p = np.exp(scaled - scaled.max())
-    p /= p.sum()
-    order = np.argsort(-p, kind="stable")
-    before = np.cumsum(p[order]) - p[order]
-    p[order[before >= top_p]] = 0.0
-    filtered: NDArray[np.float64] = p / p.sum()
-    return filtered
-
-
-def _check_parity(model: SpeculativeModel, reference: Reference) -> ParityCheck:
-    """Logits of every reference position, in blocks of verified rows."""
-    target = model.bundle.target
-    target.rewind(0)
-    found = []
-    for start in range(0, len(reference.ids), MAX_WINDOW):
-        block = reference.ids[start : start + MAX_WINDOW]
-        found.append(target.forward(block, len(block)).copy())
-        target.commit(len(block), len(block))
-    logits = np.concatenate(found)
-    wanted = reference.logits
-    return ParityCheck(
-        framework=reference.framework,
-        n_positions=len(reference.ids),
-        max_difference=float(np.abs(logits - wanted).max()),
-        logit_range=float(wanted.max() - wanted.min()),
-        n_argmax_equal=int((logits.argmax(1) == wanted.argmax(1)).sum()),
-    )
-
-
-def _for_draft(model: SpeculativeModel, ids: Sequence[int]) -> list[int]:
-    """`ids` as far as the draft model can read them: its context and its vocabulary may be smaller."""
-    draft, entry = model.bundle.draft, model.bundle.manifest.draft.model
-    assert draft is not None
-    assert entry is not None
-    return [min(token, entry.info.vocab_size - 1) for token in ids[: draft.max_length - 1]]
-
-
-def _measure_costs(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> CostCurve:
-    """Milliseconds of target forwards over 1..16 rows and of the draft's steps, rows taken in turn."""
-    ids = max(prompts, key=len)
-    target = model.bundle.target
-    target.rewind(0)
-    target.read(ids)
-    context = target.length
-    times: list[list[float]] = [[] for _ in range(MAX_WINDOW)]
-    for _ in range(REPEATS):
-        for rows in range(1, MAX_WINDOW + 1):
-            block = [ids[0]] * rows
-            start = time.perf_counter()
-            target.forward(block, rows)
-            times[rows - 1].append((time.perf_counter() - start) * 1e3)
-    verify_ms = tuple(median(column) for column in times)
-    draft_ms: dict[ProposerKind, tuple[float, ...]] = {}
-    if model.bundle.draft is not None:
-        draft = model.bundle.draft
-        draft.rewind(0)
-        draft.read(_for_draft(model, ids))
-        steps = []
-        for _ in range(REPEATS * 4):
-            start = time.perf_counter()
-            draft.forward([0], 1)
-            steps.append((time.perf_counter() - start) * 1e3)
-        draft.rewind(0)
-        draft_ms[model.bundle.manifest.draft.kind] = tuple(
-            median(steps) * window for window in range(1, MAX_WINDOW + 1)
-        )
-    return CostCurve(
-        device=device_fingerprint(model.bundle.settings),
-        context=max(1, context),
-        verify_ms=verify_ms,
-        draft_ms=draft_ms,
-        host_ms=0.2,
-    )

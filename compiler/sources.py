@@ -10,7 +10,7 @@ import numpy as np
 
 from dsc.bundle_schema.errors import ModelError
 from dsc.compiler.exported import ExportedModel
-from dsc.compiler.gate import Reference
+from dsc.compiler.gate_checks import Reference
 
 GGUF_SUFFIX = ".gguf"
 N_REFERENCE_POSITIONS = 64

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock, get_ident
-from typing import Any, cast
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from dsc.bundle_schema.certificate import Certificate
 from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
 from dsc.bundle_schema.errors import GenerationError, RequestError
 from dsc.bundle_schema.manifest import Manifest
+from dsc.runtime import arguments
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.conversation import Conversation
 from dsc.runtime.costs import costs_for
@@ -29,6 +31,7 @@ from dsc.runtime.request import (
     Message,
     Prompt,
     Request,
+    chat_messages,
     check_prompt,
     token_limit,
 )
@@ -74,6 +77,7 @@ class SpeculativeModel:
         self._lock = Lock()
         self._waiting = ThreadPoolExecutor(1, "dsc-generate")
         self._holder: int | None = None
+        self._task_streams: WeakKeyDictionary[Any, list[asyncio.Task[Any] | None]] = WeakKeyDictionary()
         self._cached: list[int] = []
         self._proposers = _proposers(bundle)
 
@@ -133,8 +137,9 @@ class SpeculativeModel:
         Args:
             reuse_cache: do not read again what the caches already hold of the prompt.
         """
-        ids = check_prompt(self.encode(prompt), self.bundle.manifest.target.info.vocab_size, self.max_length)
-        stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        vocab_size = self.bundle.manifest.target.info.vocab_size
+        ids = check_prompt(self.encode(prompt), vocab_size, self.max_length)
+        stop_strings = arguments.stop_texts(stop)
         if stop_strings and self.bundle.codec is None:
             raise RequestError("stop", "stop strings need a tokenizer, the bundle has none", "use stop_tokens")
         eos = () if ignore_eos else self.bundle.manifest.target.info.eos_ids
@@ -142,10 +147,10 @@ class SpeculativeModel:
             ids=ids,
             max_tokens=token_limit(len(ids), max_new_tokens, self.max_length),
             sampling=sampling_params(sampling, seed),
-            stop_ids=frozenset((*eos, *stop_tokens)),
+            stop_ids=frozenset((*eos, *arguments.stop_tokens(stop_tokens, vocab_size))),
             stop_strings=stop_strings,
             speculation=speculation_options(speculation),
-            processors=tuple(processors),
+            processors=arguments.callables(processors, "processors"),
             reuse_cache=reuse_cache,
         )
         self._speculator(request, GenerationStats())  # refuse an unknown proposer before anything runs
@@ -153,19 +158,30 @@ class SpeculativeModel:
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """`generate` without blocking the event loop; takes the same arguments."""
+        self._refuse_reentry()
         call = partial(self.generate, prompt, **options)
         return await asyncio.get_running_loop().run_in_executor(self._waiting, call)
 
-    async def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Chunk, None]:
+    def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Chunk, None]:
         """`stream` without blocking the event loop; takes the same arguments."""
-        stream = self.stream(prompt, **options)
+        holders: list[asyncio.Task[Any] | None] = []
+        chunks = self._chunks(self.stream(prompt, **options), holders)
+        self._task_streams[chunks] = holders  # weakly: a loop that was left by `break` holds nothing any more
+        return chunks
+
+    async def _chunks(
+        self, stream: GenerationStream, holders: list[asyncio.Task[Any] | None]
+    ) -> AsyncGenerator[Chunk, None]:
+        self._refuse_reentry()
         loop = asyncio.get_running_loop()
         # A thread of its own: streams must go on while other calls wait for the model in the shared one.
         with ThreadPoolExecutor(1, "dsc-stream") as thread:
             try:
                 while (chunk := await loop.run_in_executor(thread, next, stream, None)) is not None:
+                    holders[:] = [asyncio.current_task()]
                     yield chunk
             finally:
+                holders.clear()
                 await loop.run_in_executor(thread, stream.close)
 
     def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
@@ -173,13 +189,18 @@ class SpeculativeModel:
         return Conversation(self, messages)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The ids of a prompt: text, messages through the chat template, or ids as they are."""
-        messages = [item for item in prompt if isinstance(item, Mapping)]
-        if not isinstance(prompt, str) and not messages:
-            return [int(token) for token in cast("Sequence[int]", prompt)]
+        """The ids of a prompt: text, messages through the chat template, or ids as they are.
+
+        Raises:
+            RequestError: it is none of them, or the bundle has no tokenizer.
+            GenerationError: the template refuses the messages.
+        """
+        messages = chat_messages(prompt)
+        if not isinstance(prompt, str) and messages is None:
+            return arguments.token_ids(prompt, "prompt")
         if self.bundle.codec is None:
             raise RequestError("prompt", "text needs a tokenizer, the bundle has none", "give token ids")
-        return self.bundle.codec.encode(prompt) if isinstance(prompt, str) else self.bundle.codec.chat(messages)
+        return self.bundle.codec.encode(prompt) if isinstance(prompt, str) else self.bundle.codec.chat(messages or [])
 
     def reset(self) -> None:
         """Forget what the caches hold; the next generation starts as after loading."""
@@ -192,16 +213,22 @@ class SpeculativeModel:
         """Hold the model.
 
         Raises:
-            GenerationError: this thread holds it already, by a stream that has not ended.
+            GenerationError: this thread or task holds it already, by a stream that has not ended.
         """
-        if self._holder == get_ident():
-            raise GenerationError("model", "this thread has an open stream", "end or close it first")
+        self._refuse_reentry()
         with self._lock:
             self._holder = get_ident()
             try:
                 yield
             finally:
                 self._holder = None
+
+    def _refuse_reentry(self) -> None:
+        """Raise where waiting for the model would be waiting for oneself."""
+        task = _running_task()
+        holders = [holder for stream in self._task_streams.values() for holder in stream]
+        if self._holder == get_ident() or (task is not None and task in holders):
+            raise GenerationError("model", "this thread or task has an open stream", "end or close it first")
 
     def begin(self, request: Request, stats: GenerationStats) -> Decoding:
         """A decoding over the caches; the caller holds the model."""
@@ -289,6 +316,14 @@ def _model_proposer(kind: ProposerKind, model: CachedModel, manifest: Manifest) 
         vocab_size=entry.info.vocab_size,
         unknown_id=min(entry.info.pad_id or 0, entry.info.vocab_size - 1),
     )
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    """The task that calls, None outside an event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def _common_prefix(cached: Sequence[int], ids: Sequence[int]) -> int:

@@ -11,11 +11,14 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.kernels.native import NativeLibrary
+from dsc.runtime.arguments import whole_number
+
+MAX_THREADS = 1024
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ERRORS_ONLY = 3
 # onnxruntime's exceptions have no base of their own.
-_REFUSALS = (
+ORT_ERRORS = (
     state.EPFail,
     state.Fail,
     state.InvalidArgument,
@@ -66,13 +69,9 @@ def choose_threads(requested: int | None) -> int:
     """`requested`, or one thread for each allowed CPU.
 
     Raises:
-        RequestError: fewer than one.
+        RequestError: fewer than one, or more than any machine has use for.
     """
-    if requested is None:
-        return allowed_threads()
-    if requested < 1:
-        raise RequestError("threads", f"at least 1 is required, got {requested}")
-    return requested
+    return allowed_threads() if requested is None else whole_number(requested, "threads", 1, MAX_THREADS)
 
 
 def require_onnxruntime(minimum: str, where: str) -> None:
@@ -100,14 +99,15 @@ def create_session(graph: bytes, settings: SessionSettings, where: str, threads:
         RequestError: an unknown provider name.
         HostError: the provider cannot be started here, or onnxruntime refuses the graph.
     """
-    name = _PROVIDERS.get(settings.provider)
+    name = _PROVIDERS.get(settings.provider) if isinstance(settings.provider, str) else None
     if name is None:
         raise RequestError("provider", f"one of {', '.join(_PROVIDERS)} is required, got {settings.provider!r}")
     if name not in ort.get_available_providers():
         raise HostError("provider", f"{name} is required, this onnxruntime has none", _hint(settings.provider))
     try:
-        session = ort.InferenceSession(graph, _options(settings, threads), providers=[name])
-    except _REFUSALS as error:
+        # Its own fall-back would print to stdout and try the same provider again.
+        session = ort.InferenceSession(graph, _options(settings, threads), providers=[name], enable_fallback=0)
+    except ORT_ERRORS as error:
         raise HostError(where, f"onnxruntime {ort.__version__} refused the graph: {error}") from error
     # onnxruntime falls back to the CPU without an error when a provider's libraries are missing.
     if session.get_providers()[0] != name:

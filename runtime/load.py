@@ -13,6 +13,7 @@ from dsc.bundle_schema.errors import BundleError, CheckFailed, DscError, HostErr
 from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, Owner, check_plan, parse_plan
 from dsc.bundle_schema.manifest import GraphEntry, ModelEntry
 from dsc.kernels.native import NativeLibrary, find_library
+from dsc.runtime.arguments import whole_number
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.generate import LoadedBundle, SpeculativeModel
 from dsc.runtime.host import SessionSettings, choose_threads, create_session, require_onnxruntime
@@ -115,13 +116,8 @@ def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: K
 def _limit(plan: KvPlan, max_length: int | None) -> int:
     if max_length is None:
         return plan.max_length
-    if not 1 <= max_length <= plan.max_length:
-        raise RequestError(
-            "max_length",
-            f"at most {plan.max_length}, for which the bundle was compiled, got {max_length}",
-            "compile with a larger maximum length",
-        )
-    return max_length
+    hint = f"the bundle was compiled for {plan.max_length}; compile with a larger maximum length"
+    return whole_number(max_length, "max_length", 2, plan.max_length, hint)
 
 
 class _Placer:

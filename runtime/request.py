@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsc.bundle_schema.errors import GenerationError, RequestError
+from dsc.runtime.arguments import whole_number
 from dsc.runtime.decode import LogitsHook
 from dsc.runtime.sampling import SamplingParams
 from dsc.runtime.speculator import SpeculationOptions
@@ -68,6 +69,22 @@ class GenerationResult:
     stats: GenerationStats
 
 
+def chat_messages(prompt: Any) -> list[Message] | None:
+    """The messages of a chat prompt, None when it holds none.
+
+    Raises:
+        RequestError: a message outside a list, a list of messages and other things, or a message without a role.
+    """
+    if isinstance(prompt, Mapping):
+        raise RequestError("prompt", "messages come in a list, got a single mapping")
+    if not isinstance(prompt, list | tuple) or not any(isinstance(item, Mapping) for item in prompt):
+        return None
+    for index, message in enumerate(prompt):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(f"prompt message {index}", f"a mapping with a role is required, got {message!r}")
+    return list(prompt)
+
+
 def check_prompt(ids: Sequence[int], vocab_size: int, max_length: int) -> tuple[int, ...]:
     """The prompt's ids.
 
@@ -82,21 +99,18 @@ def check_prompt(ids: Sequence[int], vocab_size: int, max_length: int) -> tuple[
             f"at most {max_length - 1} tokens leave room for an answer in {max_length}, got {len(ids)}",
             "shorten it, or compile with a larger maximum length",
         )
-    checked = tuple(int(token) for token in ids)
-    for index, token in enumerate(checked):
+    for index, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise GenerationError(f"prompt token {index}", f"an id below {vocab_size} is required, got {token}")
-    return checked
+    return tuple(ids)
 
 
 def token_limit(n_prompt: int, max_new_tokens: int | None, max_length: int) -> int:
     """Most tokens that prompt and output may have together.
 
     Raises:
-        RequestError: fewer than one new token was asked for.
+        RequestError: fewer than one new token was asked for, or no whole number.
     """
     if max_new_tokens is None:
         return max_length
-    if max_new_tokens < 1:
-        raise RequestError("max_new_tokens", f"at least 1 is required, got {max_new_tokens}")
-    return min(n_prompt + max_new_tokens, max_length)
+    return min(n_prompt + whole_number(max_new_tokens, "max_new_tokens", 1), max_length)

@@ -12,13 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsc.bundle_schema.errors import RequestError
 
 _DRAWS_PER_BLOCK = 256
+_COLDEST = 1e-5  # below, the division would leave float32's range; the most likely token is what is left
 
 
 class SamplingParams(BaseModel):
     """What a request asks of the choice of tokens; the defaults are greedy decoding.
 
     Attributes:
-        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        temperature: 0 takes the most likely token, and so does anything below 1e-5; otherwise logits are divided by it.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         min_p: drop tokens less likely than this share of the most likely one; 0 keeps all.
@@ -36,16 +37,18 @@ class SamplingParams(BaseModel):
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     presence_penalty: float = Field(default=0.0, ge=-100, le=100)
     frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
-    logit_bias: Mapping[Annotated[int, Field(ge=0)], float] = Field(default_factory=dict)
+    logit_bias: Mapping[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-1e30, le=1e30)]] = Field(
+        default_factory=dict
+    )
     seed: int | None = Field(default=None, ge=0, lt=2**64)
 
     @property
     def greedy(self) -> bool:
         """No randomness: the most likely token after penalties."""
-        return self.temperature == 0
+        return self.temperature < _COLDEST
 
     @property
     def edits_logits(self) -> bool:
@@ -60,8 +63,10 @@ def sampling_params(value: SamplingParams | Mapping[str, Any] | None, seed: int 
     Raises:
         RequestError: an unknown or out-of-range field, named.
     """
+    if not (value is None or isinstance(value, SamplingParams | Mapping)):
+        raise RequestError("sampling", f"SamplingParams or a mapping of their fields is required, got {value!r}")
     try:
-        params = value if isinstance(value, SamplingParams) else SamplingParams(**(value or {}))
+        params = value if isinstance(value, SamplingParams) else SamplingParams.model_validate(value or {})
         return params if seed is None else SamplingParams(**{**params.model_dump(), "seed": seed})
     except ValidationError as error:
         first = error.errors()[0]

@@ -10,6 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from dsc.bundle_schema.errors import BundleError, GenerationError
+from dsc.runtime.host import ORT_ERRORS
 
 _POOLS = ("k_pool.", "v_pool.")
 
@@ -78,6 +79,9 @@ class ForwardSession:
 
         Returns:
             [n_logits, V], a view that the next call overwrites.
+
+        Raises:
+            GenerationError: too many rows, or onnxruntime cannot compute them.
         """
         n = len(tokens)
         if not 1 <= n_logits <= min(n, self._max_rows) or n > self.chunk:
@@ -88,7 +92,11 @@ class ForwardSession:
         self._inputs["position_ids"][:n] = np.arange(past, past + n)
         self._inputs["logit_rows"][:n_logits] = np.arange(n - n_logits, n)
         self._inputs["past_lengths"][0] = past
-        self._session.run_with_iobinding(self._binding(n, n_logits))
+        try:
+            self._session.run_with_iobinding(self._binding(n, n_logits))
+        except ORT_ERRORS as error:
+            what = f"onnxruntime {ort.__version__} failed on {n} rows after {past}: {error}"
+            raise GenerationError(self.where, what, "`dsc check` says whether the bundle is damaged") from error
         return self._logits[:n_logits]
 
     def _binding(self, n: int, n_logits: int) -> ort.IOBinding:

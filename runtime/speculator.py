@@ -48,16 +48,14 @@ def speculation_options(request: SpeculationRequest) -> SpeculationOptions | Non
     Raises:
         RequestError: an unknown word, or an unknown or out-of-range field, named.
     """
-    if request == "off":
-        return None
-    if request == "auto":
-        return SpeculationOptions()
     if isinstance(request, SpeculationOptions):
         return request
+    if isinstance(request, str) and request in ("auto", "off"):
+        return None if request == "off" else SpeculationOptions()
     if not isinstance(request, Mapping):
         raise RequestError("speculation", f"'auto', 'off' or options are required, got {request!r}")
     try:
-        return SpeculationOptions(**request)
+        return SpeculationOptions.model_validate(request)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
@@ -122,7 +120,7 @@ class Speculator:
 
     def _choose(self, kind: str, limit: int, tokens: Sequence[int]) -> tuple[int, str]:
         """The window, and why it is 0 when it is."""
-        acceptance = self._acceptance.setdefault(kind, self._proposer.prior(kind))
+        acceptance = self._acceptance.setdefault(kind, AcceptanceModel(*self._proposer.prior(kind)))
         window = limit if self._window is not None else best_window(acceptance, self._costs, limit)
         if window == 0:
             return 0, "does not pay"

@@ -22,6 +22,17 @@ from dsc.runtime.sampling import SamplingParams
 _FIRST_CUT, _LAST_CUT = 1e-2, 1e-10  # weights relative to the most likely token's
 
 
+def require_finite(logit: np.float32) -> float:
+    """The best logit of a row.
+
+    Raises:
+        GenerationError: it is no finite number: every token is banned, or the model or a processor gave infinities.
+    """
+    if not np.isfinite(logit):
+        raise GenerationError("logits", f"a token with a finite logit is required, got {logit} at the best")
+    return float(logit)
+
+
 class RowChooser(Protocol):
     """Chooses the token of one row."""
 
@@ -44,37 +55,42 @@ class SampledChooser:
         self._params = params
 
     def choose(self, row: NDArray[np.float32], draw: float) -> int:
-        """Inverse of the cumulative distribution over token ids in rising order."""
-        kept = self._candidates(row)  # ids in rising order, or None for all
-        weights = self._weights(row if kept is None else row[kept])
+        """Inverse of the cumulative distribution over token ids in rising order.
+
+        Raises:
+            GenerationError: the row allows no token, or holds an infinity or what is no number.
+        """
+        highest = require_finite(row.max())  # the maximum is NaN when any logit is
+        kept = self._candidates(row, highest)  # ids in rising order, or None for all
+        weights = self._weights(row if kept is None else row[kept], highest)
         cumulative = np.cumsum(weights, dtype=np.float64)
         index = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
         index = min(index, len(weights) - 1)
         return index if kept is None else int(kept[index])
 
-    def _weights(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _weights(self, logits: NDArray[np.float32], highest: float) -> NDArray[np.float32]:
         """Probabilities up to a factor; the most likely token's is 1."""
-        weights: NDArray[np.float32] = np.exp((logits - logits.max()) / np.float32(self._params.temperature))
+        weights: NDArray[np.float32] = np.exp((logits - np.float32(highest)) / np.float32(self._params.temperature))
         return weights
 
-    def _candidates(self, row: NDArray[np.float32]) -> NDArray[np.intp] | None:
+    def _candidates(self, row: NDArray[np.float32], highest: float) -> NDArray[np.intp] | None:
         """Ids that the filters keep, in rising order; None keeps all."""
         params = self._params
         kept: NDArray[np.intp] | None = None
         if 0 < params.top_k < len(row):
             kept = np.argpartition(row, -params.top_k)[-params.top_k :]
         if params.top_p < 1:
-            kept = self._nucleus(row, kept)
+            kept = self._nucleus(row, kept, highest)
         if params.min_p > 0:
             ids = np.arange(len(row)) if kept is None else kept
-            weights = self._weights(row[ids])
+            weights = self._weights(row[ids], highest)
             kept = ids[weights >= params.min_p]
         return None if kept is None else np.sort(kept)
 
-    def _nucleus(self, row: NDArray[np.float32], kept: NDArray[np.intp] | None) -> NDArray[np.intp]:
+    def _nucleus(self, row: NDArray[np.float32], kept: NDArray[np.intp] | None, highest: float) -> NDArray[np.intp]:
         """The most likely tokens up to the one that brings their mass to `top_p`; at least one."""
         ids = np.arange(len(row)) if kept is None else kept
-        weights = self._weights(row[ids])
+        weights = self._weights(row[ids], highest)
         wanted = self._params.top_p * weights.sum(dtype=np.float64)
         cut = _FIRST_CUT
         while True:
@@ -103,10 +119,7 @@ class MatchVerifier:
         while True:
             row = logits[accepted]
             token = self._chooser.choose(row, float(draws[accepted]))
-            if not np.isfinite(row[token]):
-                raise GenerationError(
-                    "logits", f"a token with a finite logit is required, got {row[token]} at the best"
-                )
+            require_finite(row[token])
             if accepted == len(drafts) or token != drafts[accepted]:
                 return Verdict(accepted, token)
             accepted += 1

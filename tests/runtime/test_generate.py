@@ -1,7 +1,11 @@
 """Ends, limits, turns, errors: the edges of a generation."""
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,7 +97,7 @@ def test_a_prompt_that_does_not_fit_names_both_numbers(model):
 def test_max_length_may_be_lowered_at_load(tmp_path):
     path = toy_bundle(tmp_path / "toy.dsmodel", TARGET)
     assert len(load(path, verify="never", max_length=20).generate(PROMPT).ids) == 17
-    with pytest.raises(RequestError, match="at most 64, for which the bundle was compiled, got 65"):
+    with pytest.raises(RequestError, match=r"at most 64 is allowed, got 65 \(the bundle was compiled for 64"):
         load(path, verify="never", max_length=65)
 
 
@@ -251,7 +255,7 @@ def test_a_closed_stream_lets_the_model_go(model):
 def test_generating_inside_an_open_stream_is_refused(model):
     stream = model.stream(PROMPT, 30)
     next(stream)
-    with pytest.raises(GenerationError, match="this thread has an open stream"):
+    with pytest.raises(GenerationError, match="this thread or task has an open stream"):
         model.generate(PROMPT, 5)
     assert list(stream.finish().ids) == PLAIN[:30]
 
@@ -305,20 +309,121 @@ def test_an_abandoned_async_stream_lets_the_model_go(model):
     assert list(model.generate(PROMPT, 5).ids) == PLAIN[:5]
 
 
+def test_generating_inside_an_open_async_stream_is_refused_and_not_waited_for(model):
+    async def run():
+        ids: list[int] = []
+        async for chunk in model.astream(PROMPT, max_new_tokens=20):
+            ids += chunk.ids
+            with pytest.raises(GenerationError, match="this thread or task has an open stream"):
+                await model.agenerate(PROMPT, max_new_tokens=3)
+            with pytest.raises(GenerationError, match="this thread or task has an open stream"):
+                model.generate(PROMPT, 3)
+            with pytest.raises(GenerationError, match="this thread or task has an open stream"):
+                await anext(model.astream(PROMPT, max_new_tokens=3))
+        return ids, list((await model.agenerate(PROMPT, max_new_tokens=5)).ids)
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == (PLAIN[:20], PLAIN[:5])
+
+
+def test_an_async_loop_may_be_left_and_two_streams_wait_for_each_other(model):
+    async def collect(chunks):
+        return [token async for chunk in chunks for token in chunk.ids]
+
+    async def run():
+        async for _ in model.astream(PROMPT, max_new_tokens=60):
+            break
+        after = list((await model.agenerate(PROMPT, max_new_tokens=5)).ids)
+        streams = [model.astream([i, 1], max_new_tokens=8) for i in range(3)]
+        return after, await asyncio.gather(*map(collect, streams))
+
+    after, streamed = asyncio.run(asyncio.wait_for(run(), 60))
+    assert after == PLAIN[:5]
+    assert streamed == [greedy_reference(TARGET, [i, 1], 8) for i in range(3)]
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_an_interrupt_in_the_middle_leaves_the_model_usable(model, speculation, at):
+    """Ctrl-C can fall between any two steps; here it falls before the verdict of a round."""
+    calls = []
+
+    def interrupt(logits, history, drafts):
+        calls.append(len(history))
+        if len(calls) == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(PROMPT, 30, speculation=speculation, processors=[interrupt])
+    result = model.stream([*PROMPT, *PLAIN[:2]], 20, speculation=speculation, reuse_cache=True).finish()
+    assert list(result.ids) == PLAIN[2:22]
+
+
+def test_an_interrupted_loop_over_a_stream_ends_with_its_block(model):
+    stream = model.stream(PROMPT, 30)
+
+    def loop():
+        with stream:
+            for _ in stream:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert list(model.generate(PROMPT, 30).ids) == PLAIN[:30]
+    assert list(stream) == []
+
+
+def test_a_signal_in_the_middle_of_a_generation_leaves_the_model_usable(tmp_path):
+    """A real SIGINT at some moment of long generations, several times, in a process of its own."""
+    path = toy_bundle(tmp_path / "toy.dsmodel", TARGET, TARGET, draft_kind="self", max_length=1000)
+    script = Path(__file__).parents[1] / "support" / "interrupted_generation.py"
+    command = [sys.executable, "-P", script, path, json.dumps(PROMPT), json.dumps(PLAIN)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted 4 times\n", "")
+
+
 # --- bad requests
+
+
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens: at least 1 is required, got 0"),
+        ({"max_new_tokens": 2.5}, r"max_new_tokens: a whole number is required, got 2\.5"),
+        ({"max_new_tokens": NAN}, "max_new_tokens: a whole number is required, got nan"),
+        ({"max_new_tokens": "3"}, "max_new_tokens: a whole number is required, got '3'"),
+        ({"max_new_tokens": True}, "max_new_tokens: a whole number is required, got True"),
         ({"sampling": {"temperature": -1}}, "sampling.temperature: .*got -1"),
+        ({"sampling": {"temperature": NAN}}, "sampling.temperature: .*got nan"),
+        ({"sampling": {"top_k": -1}}, "sampling.top_k: .*got -1"),
+        ({"sampling": {"top_p": 0}}, "sampling.top_p: .*got 0"),
         ({"sampling": {"heat": 1}}, "sampling.heat: "),
+        ({"sampling": {1: 2}}, "sampling.1: "),
+        ({"sampling": "greedy"}, "sampling: SamplingParams or a mapping .*got 'greedy'"),
         ({"sampling": {"logit_bias": {99: 1.0}}}, "token ids below 13 are required, got 99"),
+        ({"sampling": {"logit_bias": {1: INF}}}, "sampling.logit_bias.1: .*got inf"),
+        ({"sampling": {"logit_bias": {1: 1e39}}}, "sampling.logit_bias.1: "),
+        ({"sampling": {"repetition_penalty": 1e-40}}, "sampling.repetition_penalty: "),
+        ({"seed": -1}, "sampling.seed: .*got -1"),
+        ({"seed": "x"}, "sampling.seed: .*got 'x'"),
         ({"speculation": "fast"}, "speculation: 'auto', 'off' or options are required, got 'fast'"),
+        ({"speculation": None}, "speculation: .*got None"),
+        ({"speculation": np.zeros(3)}, "speculation: .*got array"),
         ({"speculation": {"window": 17}}, "speculation.window: "),
+        ({"speculation": {"window": NAN}}, "speculation.window: "),
+        ({"speculation": {"wndow": 4}}, "speculation.wndow: "),
+        ({"speculation": {1: 4}}, "speculation.1: "),
         ({"speculation": {"proposer": "eagle3"}}, "one of ngram, self is required, got 'eagle3'"),
         ({"stop": "x"}, "stop strings need a tokenizer"),
+        ({"stop": [5]}, "stop: texts are required, got 5 .stop_tokens takes ids"),
+        ({"stop": None}, "stop: a text or a sequence of texts is required, got None"),
+        ({"stop": [""]}, "stop: texts of at least one character are required"),
+        ({"stop_tokens": 5}, "stop_tokens: a sequence of token ids is required, got 5"),
+        ({"stop_tokens": [1.5]}, r"stop_tokens token 0: a whole number is required, got 1\.5"),
+        ({"stop_tokens": [10**30]}, "stop_tokens: ids below 13 are required, got 1000"),
+        ({"processors": print}, "processors: a sequence of functions is required, got <built-in"),
+        ({"processors": [5]}, "processors: functions are required, got 5"),
     ],
 )
 def test_a_wrong_argument_is_named(model, options, message):
@@ -328,11 +433,31 @@ def test_a_wrong_argument_is_named(model, options, message):
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [([], "at least one token"), ([1, 13], "prompt token 1: an id below 13 is required, got 13"), ([-1], "token 0")],
+    [
+        ([], "prompt: at least one token"),
+        ([1, 13], "prompt token 1: an id below 13 is required, got 13"),
+        ([-1], "prompt token 0"),
+        ([10**30], "prompt token 0"),
+        ([1, 1.5], r"prompt token 1: a whole number is required, got 1\.5"),
+        ([1, NAN], "prompt token 1: a whole number is required, got nan"),
+        (["1"], "prompt token 0: a whole number is required, got '1'"),
+        (np.array([[1, 2]]), "prompt token 0: a whole number is required, got array"),
+        (None, "prompt: a sequence of token ids is required, got None"),
+        (b"ab", "prompt: a sequence of token ids is required, got b'ab'"),
+        ({"role": "user", "content": "x"}, "prompt: messages come in a list"),
+        ([{"role": "user", "content": "x"}, 3], "prompt message 1: a mapping with a role is required, got 3"),
+        ([{"content": "x"}], "prompt message 0: a mapping with a role"),
+    ],
 )
 def test_a_wrong_prompt_is_named(model, prompt, message):
-    with pytest.raises(GenerationError, match=message):
+    with pytest.raises((GenerationError, RequestError), match=message):
         model.generate(prompt)
+    assert list(model.generate(PROMPT, 5).ids) == PLAIN[:5]
+
+
+@pytest.mark.parametrize("prompt", [np.array([3, 1, 4]), (3, 1, 4), (token for token in PROMPT), np.int32([3, 1, 4])])
+def test_ids_come_in_any_sequence(model, prompt):
+    assert list(model.generate(prompt, np.int64(5)).ids) == PLAIN[:5]
 
 
 def test_text_without_a_tokenizer_is_refused(model):

@@ -1,9 +1,11 @@
 """What a bundle needs is checked before anything runs, and what was asked for is what happens."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from dsc.bundle_schema.bundle_errors import ChecksumMismatch
 from dsc.bundle_schema.certificate import Certificate
 from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
-from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
+from dsc.bundle_schema.errors import CheckFailed, DscError, HostError, RequestError
 from dsc.runtime import load
 from dsc.runtime.verified_files import cache_folder
 
@@ -100,10 +102,90 @@ def test_an_unknown_or_absent_provider_is_refused(path):
         load(path, provider="cuda")
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_a_thread_count_below_one_is_refused(path, threads):
-    with pytest.raises(RequestError, match="at least 1 is required"):
-        load(path, threads=threads)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 0}, "threads: at least 1 is required, got 0"),
+        ({"threads": -1}, "threads: at least 1 is required, got -1"),
+        ({"threads": 2**31}, "threads: at most 1024 is allowed, got 2147483648"),
+        ({"threads": 1.5}, r"threads: a whole number is required, got 1\.5"),
+        ({"threads": "2"}, "threads: a whole number is required, got '2'"),
+        ({"max_length": 1}, "max_length: at least 2 is required, got 1"),
+        ({"max_length": 12.5}, r"max_length: a whole number is required, got 12\.5"),
+        ({"max_length": float("nan")}, "max_length: a whole number is required, got nan"),
+        ({"provider": None}, "provider: one of cpu, cuda is required, got None"),
+        ({"provider": ["cpu"]}, r"provider: one of cpu, cuda is required, got \['cpu'\]"),
+        ({"kernels": "fast"}, "kernels: 'auto', 'native' or 'ort' is required, got 'fast'"),
+        ({"verify": True}, "verify: 'always', 'once' or 'never' is required, got True"),
+    ],
+)
+def test_a_wrong_argument_is_named(path, options, message):
+    with pytest.raises(RequestError, match=message):
+        load(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (None, "path: a path is required, got None"),
+        (5, "path: a path is required, got 5"),
+        (b"toy", "path: a path is required, got b'toy'"),
+        ("a\0b", "cannot be opened: embedded null"),
+        ("x" * 5000, "cannot be opened: File name too long"),
+        ("", "a .dsmodel file is required, got something else"),
+        ("/dev/null", "a .dsmodel file is required, got something else"),
+    ],
+    ids=["none", "number", "bytes", "zero", "long", "empty", "device"],
+)
+def test_what_is_no_path_of_a_bundle_is_refused(place, message):
+    with pytest.raises(RequestError, match=message):
+        load(place)
+
+
+def test_places_with_any_characters(path, tmp_path, monkeypatch):
+    """Spaces, other scripts, quotes, `..`, a read-only folder, links to files and folders."""
+    for name in ("with space", "ünï-日本", "quo'te\"s", "percent%20 #?&", "-dash", "x" * 200):
+        folder = tmp_path / name
+        folder.mkdir()
+        copy = shutil.copy(path, folder / f"{name}.dsmodel")
+        assert list(load(copy).generate([1], 10).ids) == EXPECTED
+        assert list(load(folder / ".." / name / copy.name).generate([1], 10).ids) == EXPECTED
+    (tmp_path / "linked").symlink_to(tmp_path / "with space", target_is_directory=True)
+    folder.chmod(0o500)
+    copy.chmod(0o400)
+    monkeypatch.chdir(tmp_path)
+    assert list(load("linked/../with space/with space.dsmodel").generate([1], 10).ids) == EXPECTED
+    assert list(load("linked/with space.dsmodel").generate([1], 10).ids) == EXPECTED
+    assert list(load(copy).generate([1], 10).ids) == EXPECTED
+    folder.chmod(0o700)
+
+
+def test_a_loaded_bundle_outlives_its_replacement_and_its_removal(path, tmp_path):
+    """An update writes a new file and moves it over the old one, as the compiler does."""
+    model = load(path)
+    other = np.roll(TABLE, 1, axis=1)
+    os.replace(toy_bundle(tmp_path / "new.dsmodel", other), path)
+    assert list(model.generate([1], 10).ids) == EXPECTED
+    assert list(load(path).generate([1], 10).ids) == greedy_reference(other, [1], 10)
+    path.unlink()
+    assert list(model.generate([1], 10).ids) == EXPECTED
+
+
+@pytest.mark.parametrize("member", ["certificate.json", "dflash_config.json", "kv_plan.json", "target/graph.onnx"])
+def test_damage_that_nobody_verifies_is_refused_or_harmless(path, member, capfd):
+    """`never` skips the hashes; what is parsed is still checked, and nothing but dsc's own errors comes out."""
+    with open_bundle(path) as bundle:
+        found = bundle.member(member)
+    sound = path.read_bytes()
+    for step in range(40):
+        data = bytearray(sound)
+        data[found.offset + step * found.nbytes // 40] ^= 0xFF
+        path.write_bytes(data)
+        with suppress(DscError):
+            load(path, verify="never").generate([1], 10)
+        with pytest.raises(ChecksumMismatch, match=re.escape(member)):
+            load(path, verify="once")
+    assert capfd.readouterr().out == ""
 
 
 def test_threads_follow_the_allowed_cpus_without_complaint(path):

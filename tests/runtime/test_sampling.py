@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_bundle import toy_bundle
 
+from dsc.bundle_schema.errors import GenerationError
 from dsc.runtime import SamplingParams, load
 from dsc.runtime.sampling import LogitsEditor, UniformDraws
 from dsc.runtime.verify import SampledChooser, Verifiers
@@ -148,6 +149,32 @@ def test_a_greedy_penalty_changes_plain_and_speculative_output_alike(model):
         spec = {"proposer": proposer, "window": 4, "fallback": False}
         assert model.generate([1, 2], 80, params, speculation=spec).ids == plain
     assert plain != model.generate([1, 2], 80).ids
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_are_an_error_and_no_token(model, filters, bad):
+    """One NaN or infinity among the logits, or nothing but minus infinity."""
+
+    def spoil(logits, history, drafts):
+        logits[:, 3 if bad != -np.inf else slice(None)] = bad
+
+    sampling = {"temperature": 1.0, "seed": 1, **filters}
+    with pytest.raises(GenerationError, match="a token with a finite logit is required"):
+        model.generate([1], 3, sampling=sampling, processors=[spoil])
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-46, 1e-39, 1e-6, 1e-5, 1e-4])
+def test_the_coldest_temperatures_are_greedy(model, temperature):
+    greedy = model.generate([1, 2], 20)
+    assert model.generate([1, 2], 20, sampling={"temperature": temperature, "seed": 3}).ids == greedy.ids
+
+
+def test_the_largest_biases_ban_and_force(model):
+    for sampling in ({}, {"temperature": 1e-5, "seed": 1}, {"temperature": 1.0, "seed": 1, "top_p": 0.9}):
+        bias = {token: -1e30 for token in range(VOCAB) if token != 4}
+        assert set(model.generate([1], 9, sampling={**sampling, "logit_bias": bias}).ids) == {4}
+        assert set(model.generate([1], 9, sampling={**sampling, "logit_bias": {4: 1e30}}).ids) == {4}
 
 
 def test_ties_go_to_the_first_token():

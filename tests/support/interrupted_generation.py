@@ -1,0 +1,35 @@
+"""Generate until a SIGINT comes, and show that the model still gives what it should; run by a test.
+
+Arguments: bundle, prompt ids and the ids that greedy decoding gives, both as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+from dsc.runtime import load
+
+SELF = {"proposer": "self", "window": 5, "fallback": False}
+
+
+def main(path: str, prompt: list[int], plain: list[int]) -> None:
+    model = load(path, verify="never")
+    interrupted = 0
+    for seconds in (0.001, 0.003, 0.007, 0.02):
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            while True:
+                model.generate(prompt, 900, speculation=SELF)
+        except KeyboardInterrupt:
+            interrupted += 1
+        assert list(model.generate(prompt, 40, speculation=SELF).ids) == plain[:40]
+        more = model.stream([*prompt, *plain[:9]], 20, speculation=SELF, reuse_cache=True).finish()
+        assert list(more.ids) == plain[9:29]
+    print(f"interrupted {interrupted} times")
+
+
+main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
