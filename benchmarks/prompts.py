@@ -27,6 +27,19 @@ CHAT = (
     "Explain what a prime number is and give five examples.",
     "Write a polite e-mail asking for a deadline extension.",
     "Which planets have rings, and what are the rings made of?",
+    "What is the best way to learn a new language as an adult?",
+    "Explain how a refrigerator keeps food cold.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Give me a recipe for a simple vegetable soup.",
+    "Why do leaves change their colour in autumn?",
+    "Compare trains and aeroplanes for a journey of 500 kilometres.",
+    "Write a short dialogue between a teacher and a curious pupil.",
+    "What does a compiler do, and how is it different from an interpreter?",
+    "Name five countries in South America and their capitals.",
+    "How can I prepare for a job interview?",
+    "Explain the water cycle to a ten-year-old child.",
+    "What is the greatest common divisor of 84 and 126, and how do you find it?",
+    "Write a SQL query that lists the ten newest orders of a shop.",
 )
 
 EDIT_FUNCTIONS = (
@@ -44,6 +57,19 @@ EDIT_FUNCTIONS = (
     ("copy", "copy"),
     ("glob", "escape"),
     ("random", "Random.shuffle"),
+    ("fileinput", "hook_compressed"),
+    ("shutil", "which"),
+    ("mimetypes", "MimeTypes.guess_extension"),
+    ("gzip", "compress"),
+    ("html", "escape"),
+    ("ast", "literal_eval"),
+    ("inspect", "cleandoc"),
+    ("statistics", "median"),
+    ("textwrap", "indent"),
+    ("random", "Random.choices"),
+    ("functools", "total_ordering"),
+    ("calendar", "monthrange"),
+    ("urllib.parse", "urlencode"),
 )
 
 QUOTE_DOCSTRINGS = (
@@ -60,6 +86,19 @@ QUOTE_DOCSTRINGS = (
     ("textwrap", "wrap"),
     ("shutil", "copytree"),
     ("difflib", "get_close_matches"),
+    ("functools", "reduce"),
+    ("logging", "basicConfig"),
+    ("random", "Random.sample"),
+    ("re", None),
+    ("pathlib", "PurePath"),
+    ("csv", None),
+    ("statistics", None),
+    ("os", "makedirs"),
+    ("threading", "Barrier"),
+    ("shutil", "rmtree"),
+    ("asyncio", "wait_for"),
+    ("enum", "Enum"),
+    ("fractions", "Fraction"),
 )
 
 DOCUMENTS = (
@@ -67,7 +106,7 @@ DOCUMENTS = (
     "json",
     "heapq",
     "difflib",
-    "decimal",
+    "_pydecimal",
     "optparse",
     "pickletools",
     "statistics",
@@ -77,6 +116,19 @@ DOCUMENTS = (
     "logging",
     "typing",
     "subprocess",
+    "email.message",
+    "http.server",
+    "socketserver",
+    "sched",
+    "queue",
+    "configparser",
+    "ftplib",
+    "shelve",
+    "webbrowser",
+    "gettext",
+    "trace",
+    "cmd",
+    "pprint",
 )
 
 
@@ -123,9 +175,7 @@ def _document() -> list[Prompt]:
     prompts = []
     for module in DOCUMENTS:
         text = inspect.getsource(_lookup(module, None))[:3600]
-        prompts.append(
-            Prompt("document", f"{module} source", f"{text}\n\nSummarise what the text above describes.")
-        )
+        prompts.append(Prompt("document", f"{module} source", f"{text}\n\nSummarise what the text above describes."))
     return prompts
 
 

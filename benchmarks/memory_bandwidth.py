@@ -1,0 +1,40 @@
+"""How fast this machine reads memory: the best of several passes over an array far larger than its caches.
+
+python benchmarks/memory_bandwidth.py --threads 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when numpy is imported: the threads here are our own
+
+import numpy as np
+
+BYTES = 1 << 29
+PASSES = 12
+
+
+def read_bandwidth(threads: int, n_bytes: int = BYTES, passes: int = PASSES) -> float:
+    """Bytes a second that `threads` threads read together; a dot product reads and does little else."""
+    parts = np.array_split(np.ones(n_bytes // 4, np.float32), threads)
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(passes):
+            start = perf_counter()
+            list(pool.map(lambda part: float(np.dot(part, part)), parts))
+            best = max(best, n_bytes / (perf_counter() - start))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    print(f"{read_bandwidth(parser.parse_args().threads):.0f}")
+
+
+if __name__ == "__main__":
+    main()
