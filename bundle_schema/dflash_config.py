@@ -89,17 +89,19 @@ class CalibratedPolicy(StrictModel):
 
     Attributes:
         decay: weight of the newest round in the running acceptance and cost estimates.
-        prior_acceptance: acceptance of a position before anything was observed.
+        prior_acceptance: acceptance of a separate draft model's positions before anything was observed; lookups and
+            the target's own weights have their own.
         prior_rounds: how many observed rounds the prior is worth.
         min_gain: expected gain over plain decoding below which nothing is drafted.
-        refresh_costs: follow the costs measured at run time.
+        refresh_costs: follow the costs measured at run time on a device for which no curve was measured. Decisions
+            then depend on a clock; without it they are the same on every run.
     """
 
-    decay: Share = 0.1
+    decay: Share = 0.025
     prior_acceptance: Share = 0.7
     prior_rounds: Rounds = 4
     min_gain: Ratio = 0.0
-    refresh_costs: bool = True
+    refresh_costs: bool = False
 
 
 class BatchedPolicy(StrictModel):

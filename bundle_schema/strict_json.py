@@ -67,6 +67,19 @@ def parse_strict(
         raise field_error(*_describe(where, first, error.error_count())) from None
 
 
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """Parse a JSON object of any keys, within the same bounds.
+
+    Raises:
+        OversizedJson, MalformedJson, DuplicateKey: as they say.
+    """
+    _scan(data, where)
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise MalformedJson(where, f"an object is required, got {type(value).__name__}")
+    return value
+
+
 def dump_canonical(model: BaseModel) -> bytes:
     """UTF-8 JSON with sorted keys, one space of indentation and shortest round-trip floats."""
     value = model.model_dump(mode="json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -64,15 +64,13 @@ class AcceptanceModel:
         self._first.fade(self._keep)
         self._later.fade(self._keep)
 
-    def expected_tokens(self, window: int) -> float:
-        """Expected tokens committed by a round with `window` drafts, the correction or bonus token
-        included.
-        """
-        total, survival = 1.0, self._first.mean
-        for _ in range(window):
+    def expected(self, limit: int) -> Iterator[float]:
+        """Expected tokens committed by a round with 1, 2, .. `limit` drafts, the correction or bonus token included."""
+        total, survival, later = 1.0, self._first.mean, self._later.mean
+        for _ in range(limit):
             total += survival
-            survival *= self._later.mean
-        return total
+            survival *= later
+            yield total
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,3 @@ def _extend(costs: tuple[float, ...], count: int) -> float:
         return costs[count - 1]
     slope = costs[-1] - costs[-2] if len(costs) > 1 else costs[-1]
     return costs[-1] + (count - len(costs)) * slope
-
-
-def best_window(acceptance: AcceptanceModel, costs: RoundCosts, limit: int) -> int:
-    """The window in 0..`limit` with the most expected tokens per unit of cost; 0 is plain decoding at rate
-    1.
-    """
-    return max(range(limit + 1), key=lambda k: (acceptance.expected_tokens(k) / costs.round(k), -k))

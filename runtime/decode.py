@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.sampling import UniformDraws
-from dsc.runtime.speculator import Draft, Speculator
+from dsc.runtime.speculator import Draft, RoundTimes, Speculator
 from dsc.runtime.stats import GenerationStats, ProposerStats
+from dsc.runtime.trace import TraceWriter
 
 _NO_DRAFT = Draft()
 
@@ -60,6 +61,7 @@ class Decoding:
         stop_ids: tokens after which nothing is wanted.
         speculator: None decodes plainly.
         hooks: applied to each block's logits in turn.
+        trace: gets every round.
     """
 
     tokens: list[int]
@@ -71,6 +73,7 @@ class Decoding:
     stop_ids: frozenset[int] = frozenset()
     speculator: Speculator | None = None
     hooks: tuple[LogitsHook, ...] = ()
+    trace: TraceWriter | None = None
     n_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ def decode(run: Decoding) -> Iterator[list[int]]:
 def speculative_step(run: Decoding) -> list[int]:
     """One round; returns the tokens it added to `run.tokens`, at least one."""
     rows = run.tokens[run.target.length :]  # [last], or the end of the prompt in the first round
+    before = run.stats.ms.copy()
     with _phase(run, "propose"):
         draft = _propose(run) if len(rows) == 1 else _NO_DRAFT
     drafts = draft.ids  # [K]
@@ -97,9 +101,15 @@ def speculative_step(run: Decoding) -> list[int]:
         _edit_logits(run, logits, drafts)
         draws = run.draws.at(len(run.tokens), len(drafts) + 1)  # [K + 1]
         verdict = run.verifier.verify(logits, drafts, draws)
-    new = [*drafts[: verdict.accepted], verdict.next_token]
+        new = [*drafts[: verdict.accepted], verdict.next_token]
+        if run.speculator is not None and run.speculator.reads_signals:
+            run.speculator.see_target(logits[verdict.accepted])
+    n_tokens = len(run.tokens)
     commit(run, new, written=len(rows) + len(drafts))
-    _observe(run, draft, verdict.accepted)
+    ms = {phase: total - before.get(phase, 0.0) for phase, total in run.stats.ms.items()}
+    _observe(run, draft, verdict.accepted, ms)
+    if run.trace is not None:
+        run.trace.round(n_tokens, draft, verdict.accepted, new, ms)
     return new
 
 
@@ -131,7 +141,7 @@ def _propose(run: Decoding) -> Draft:
         return _NO_DRAFT
     draft = run.speculator.propose(run.tokens, run.max_tokens - len(run.tokens) - 1)
     stops = [i for i, token in enumerate(draft.ids) if token in run.stop_ids]
-    return Draft(draft.ids[: stops[0] + 1], draft.reason) if stops else draft
+    return replace(draft, ids=draft.ids[: stops[0] + 1]) if stops else draft
 
 
 def _edit_logits(run: Decoding, logits: NDArray[np.float32], drafts: Sequence[int]) -> None:
@@ -142,20 +152,23 @@ def _edit_logits(run: Decoding, logits: NDArray[np.float32], drafts: Sequence[in
         hook(logits, run.tokens, drafts)
 
 
-def _observe(run: Decoding, draft: Draft, accepted: int) -> None:
+def _observe(run: Decoding, draft: Draft, accepted: int, ms: dict[str, float]) -> None:
     """Book the round, and let the speculator learn from it."""
     proposed = len(draft.ids)
     run.stats.count_round(proposed, accepted)
     if run.speculator is None:
         return
-    run.speculator.settle(proposed, accepted)
+    # The first round reads the end of the prompt: what it took says nothing about a round's rows.
+    times = RoundTimes(proposed + 1, ms["propose"], ms["forward"]) if ms.get("forward") else None
+    run.speculator.settle(proposed, accepted, times)
     if draft.reason:
         run.stats.fallbacks[draft.reason] += 1
-    proposer = run.stats.proposers.setdefault(run.speculator.name, ProposerStats())
-    proposer.rounds += proposed > 0
-    proposer.proposed += proposed
-    proposer.accepted += accepted
-    proposer.ms = run.stats.ms["propose"]
+    if proposed:
+        proposer = run.stats.proposers.setdefault(draft.proposer, ProposerStats())
+        proposer.rounds += 1
+        proposer.proposed += proposed
+        proposer.accepted += accepted
+        proposer.ms += ms["propose"]
 
 
 @contextmanager

@@ -24,17 +24,23 @@ class SpeculationAccount:
     Args:
         config: the share of time that may be lost, and the lengths of cool-downs in rounds.
         start: what a request may lose before it has earned anything.
+        share: of the overhead, where several proposers have an account each.
     """
 
-    def __init__(self, config: Fallback, start: float = LOOKUP_START) -> None:
+    def __init__(self, config: Fallback, start: float = LOOKUP_START, share: float = 1.0) -> None:
         self.balance = start
         # Half of the overhead is given to failed drafts; the other half covers the start and the error of the
         # costs.
-        self.allowance = config.max_overhead / 2
+        self.allowance = config.max_overhead / 2 * share
         self._config = config
         self._cooldown = config.cooldown_rounds
         self._wait = 0
         self._probing = 0
+
+    @property
+    def waiting(self) -> bool:
+        """A cool-down goes on."""
+        return self._wait > 0
 
     def admit(self, costs: Sequence[float]) -> int:
         """The largest window that may be drafted now.

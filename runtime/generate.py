@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from dsc.bundle_schema.certificate import Certificate
-from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
+from dsc.bundle_schema.dflash_config import DflashConfig
 from dsc.bundle_schema.errors import GenerationError, RequestError
 from dsc.bundle_schema.manifest import Manifest
 from dsc.runtime import arguments
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.conversation import Conversation
-from dsc.runtime.costs import costs_for
 from dsc.runtime.decode import Decoding, LogitsHook
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.kv_arena import KvArena
-from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
 from dsc.runtime.request import (
     Chunk,
     GenerationResult,
@@ -36,15 +35,13 @@ from dsc.runtime.request import (
     token_limit,
 )
 from dsc.runtime.sampling import LogitsEditor, SamplingParams, UniformDraws, sampling_params
-from dsc.runtime.speculator import SpeculationRequest, Speculator, speculation_options
+from dsc.runtime.schedule_setup import Scheduler
+from dsc.runtime.speculator import SpeculationRequest, speculation_options
 from dsc.runtime.stats import GenerationStats
 from dsc.runtime.stream import GenerationStream
 from dsc.runtime.text import TextCodec
+from dsc.runtime.trace import TraceTarget, TraceWriter
 from dsc.runtime.verify import Verifiers
-
-# Acceptance to expect of a draft model before anything was seen: first position, later ones.
-_DRAFT_PRIORS = {"self": (0.9, 0.9)}
-_OTHER_DRAFT_PRIOR = (0.6, 0.75)
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,7 @@ class LoadedBundle:
     verifiers: Verifiers
     codec: TextCodec | None
     max_length: int
+    override: Path | None = None
 
 
 class SpeculativeModel:
@@ -79,12 +77,49 @@ class SpeculativeModel:
         self._holder: int | None = None
         self._task_streams: WeakKeyDictionary[Any, list[asyncio.Task[Any] | None]] = WeakKeyDictionary()
         self._cached: list[int] = []
-        self._proposers = _proposers(bundle)
+        self.scheduler = Scheduler(
+            bundle.manifest, bundle.config, bundle.override, bundle.settings, bundle.draft, bundle.draft_failure
+        )
 
     @property
     def proposers(self) -> tuple[str, ...]:
         """The proposers that the bundle offers."""
-        return tuple(self._proposers)
+        return self.scheduler.offered
+
+    @property
+    def config(self) -> DflashConfig:
+        """The schedule in force: the bundle's, with what was changed since."""
+        return self.scheduler.live.current
+
+    def update_config(self, changes: Mapping[str, Any]) -> None:
+        """Change the schedule, from the next round on, also of a generation that runs.
+
+        Args:
+            changes: dotted path -> value, e.g. ``{"windows.max": 6, "policy": "rules"}``.
+
+        Raises:
+            ConfigError: names the field and says why; nothing has changed.
+        """
+        self.scheduler.update(changes)
+
+    def save_continuations(self, path: Path | str) -> None:
+        """Write the known continuations to a file.
+
+        Raises:
+            HostError: it cannot be written.
+        """
+        with self.exclusive():
+            self.scheduler.continuations.save(Path(path), self.scheduler.identity())
+
+    def load_continuations(self, path: Path | str) -> int:
+        """Add the continuations of a file, and return how many it had.
+
+        Raises:
+            RequestError: the file is missing, damaged, or of another model; nothing was added.
+        """
+        vocab_size = self.bundle.manifest.target.info.vocab_size
+        with self.exclusive():
+            return self.scheduler.continuations.load(Path(path), self.scheduler.identity(), vocab_size)
 
     def generate(
         self,
@@ -97,6 +132,7 @@ class SpeculativeModel:
         ignore_eos: bool = False,
         speculation: SpeculationRequest = "auto",
         processors: Sequence[LogitsHook] = (),
+        trace: TraceTarget | None = None,
     ) -> GenerationResult:
         """Generate to the end.
 
@@ -110,13 +146,23 @@ class SpeculativeModel:
             ignore_eos: do not end at the model's own end tokens.
             speculation: ``auto`` is what the bundle is configured for, ``off`` plain decoding; options otherwise.
             processors: change the logits of each block before they are judged.
+            trace: path or text file that gets a JSON line a round.
 
         Raises:
             RequestError: an argument is wrong.
             GenerationError: the prompt does not fit, or the calling thread has an open stream of this model.
         """
         return self.stream(
-            prompt, max_new_tokens, sampling, seed, stop, stop_tokens, ignore_eos, speculation, processors
+            prompt,
+            max_new_tokens,
+            sampling,
+            seed,
+            stop,
+            stop_tokens,
+            ignore_eos,
+            speculation,
+            processors,
+            trace=trace,
         ).finish()
 
     def stream(
@@ -131,6 +177,7 @@ class SpeculativeModel:
         speculation: SpeculationRequest = "auto",
         processors: Sequence[LogitsHook] = (),
         reuse_cache: bool = False,
+        trace: TraceTarget | None = None,
     ) -> GenerationStream:
         """Like `generate`, as an iterator of chunks; its `result` is there when it has ended.
 
@@ -152,8 +199,11 @@ class SpeculativeModel:
             speculation=speculation_options(speculation),
             processors=arguments.callables(processors, "processors"),
             reuse_cache=reuse_cache,
+            trace=trace,
         )
-        self._speculator(request, GenerationStats())  # refuse an unknown proposer before anything runs
+        self.scheduler.speculator(
+            request.speculation, len(ids), GenerationStats()
+        )  # refuse an unknown proposer before anything runs
         return GenerationStream(self, request)
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> GenerationResult:
@@ -207,6 +257,7 @@ class SpeculativeModel:
         with self.exclusive():
             self._rewind(0)
             self._cached = []
+            self.scheduler.continuations.clear()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -230,7 +281,7 @@ class SpeculativeModel:
         if self._holder == get_ident() or (task is not None and task in holders):
             raise GenerationError("model", "this thread or task has an open stream", "end or close it first")
 
-    def begin(self, request: Request, stats: GenerationStats) -> Decoding:
+    def begin(self, request: Request, stats: GenerationStats, trace: TraceWriter | None) -> Decoding:
         """A decoding over the caches; the caller holds the model."""
         common = _common_prefix(self._cached, request.ids) if request.reuse_cache else 0
         self._rewind(min(common, len(request.ids) - 1))
@@ -241,6 +292,9 @@ class SpeculativeModel:
         hooks: tuple[LogitsHook, ...] = request.processors
         if sampling.edits_logits:
             hooks = (LogitsEditor(sampling, self.bundle.manifest.target.info.vocab_size, len(tokens)), *hooks)
+        speculator = self.scheduler.speculator(request.speculation, len(tokens), stats)
+        if trace is not None:
+            trace.request(stats, tokens, request.max_tokens, request.stop_ids)
         return Decoding(
             tokens=tokens,
             target=self.bundle.target,
@@ -249,14 +303,14 @@ class SpeculativeModel:
             draws=UniformDraws(seed),
             stats=stats,
             stop_ids=request.stop_ids,
-            speculator=self._speculator(request, stats),
+            speculator=speculator,
             hooks=hooks,
+            trace=trace,
         )
 
     def _rewind(self, length: int) -> None:
         self.bundle.target.rewind(length)
-        for proposer in self._proposers.values():
-            proposer.rewind(length)
+        self.scheduler.rewind(length)
 
     def _describe(self, stats: GenerationStats, request: Request, seed: int | None) -> None:
         bundle = self.bundle
@@ -269,53 +323,6 @@ class SpeculativeModel:
         stats.seed = seed
         stats.prompt_tokens = len(request.ids)
         stats.cached_tokens = bundle.target.length
-
-    def _speculator(self, request: Request, stats: GenerationStats) -> Speculator | None:
-        """The request's speculation, or None with the reason in the statistics."""
-        options = request.speculation
-        if options is None:
-            stats.speculation_reason = "switched off by the request"
-            return None
-        wanted = options.proposer or self.bundle.manifest.draft.kind
-        proposer = self._proposers.get(wanted)
-        if proposer is None and options.proposer is None:
-            stats.speculation_reason = self.bundle.draft_failure or f"the bundle offers no draft of kind {wanted!r}"
-            return None
-        if proposer is None:
-            offered = ", ".join(self._proposers) or "none"
-            raise RequestError("speculation.proposer", f"one of {offered} is required, got {wanted!r}")
-        costs, stats.costs = costs_for(self.bundle.config, self.bundle.settings, proposer.kind)
-        stats.speculation = proposer.kind
-        return Speculator(proposer, costs, options, self.bundle.config)
-
-
-def _proposers(bundle: LoadedBundle) -> dict[str, Proposer]:
-    """The proposers that the bundle offers: prompt lookup, which needs nothing, and its draft model."""
-    table = bundle.config.proposers
-    proposers: dict[str, Proposer] = {}
-    lookup = table.get("ngram")
-    if lookup is None or lookup.enabled:
-        proposers["ngram"] = NgramProposer(lookup.min_match, lookup.max_match) if lookup else NgramProposer()
-    kind: ProposerKind = bundle.manifest.draft.kind
-    if bundle.draft is not None and (kind not in table or table[kind].enabled):
-        proposers[kind] = _model_proposer(kind, bundle.draft, bundle.manifest)
-    return proposers
-
-
-def _model_proposer(kind: ProposerKind, model: CachedModel, manifest: Manifest) -> ModelProposer:
-    """The draft model, kept to the ids that it shares with the target; either vocabulary may be the larger."""
-    entry = manifest.draft.model
-    assert entry is not None
-    widths = [manifest.target.info.vocab_size, entry.info.vocab_size]
-    n_shared = manifest.draft.n_shared
-    return ModelProposer(
-        kind,
-        model,
-        _DRAFT_PRIORS.get(kind, _OTHER_DRAFT_PRIOR),
-        n_shared=min(widths if n_shared is None else [*widths, n_shared]),
-        vocab_size=entry.info.vocab_size,
-        unknown_id=min(entry.info.pad_id or 0, entry.info.vocab_size - 1),
-    )
 
 
 def _running_task() -> asyncio.Task[Any] | None:

@@ -37,6 +37,7 @@ def load(
     kernels: KernelChoice = "auto",
     strict: bool = True,
     certified: bool = False,
+    override: Path | str | None = None,
 ) -> SpeculativeModel:
     """Open a bundle and make it ready to generate.
 
@@ -50,6 +51,8 @@ def load(
         strict: a draft that cannot be loaded is an error; otherwise the model decodes plainly and its statistics say
             why.
         certified: refuse a bundle whose certificate's verdict is not ``pass``.
+        override: JSON file of changes to the schedule (dotted path -> value), read again between rounds when it
+            changes; a bad one is reported in the statistics and not taken.
 
     Raises:
         BundleError: the file is not a sound bundle, or is too new.
@@ -85,6 +88,7 @@ def load(
             verifiers=Verifiers(),
             codec=TextCodec(placer.tokenizer_files()) if manifest.tokenizer.members else None,
             max_length=limit,
+            override=Path(override) if override is not None else None,
         )
     )
 

@@ -12,6 +12,8 @@ from dsc.bundle_schema.dflash_config import ProposerKind
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.ngram import Match, NgramIndex, continuation
 
+RowWatcher = Callable[[NDArray[np.float32]], None]
+
 
 class Proposer(Protocol):
     """Drafts tokens for one sequence.
@@ -19,10 +21,12 @@ class Proposer(Protocol):
     Attributes:
         kind: its row in the configuration's table, and its name in options and statistics.
         sizes_blocks: what it proposes differs so much in quality that a fixed window is never right.
+        watch: sees each row [V] of its logits, where it computes any.
     """
 
     kind: ProposerKind
     sizes_blocks: bool
+    watch: RowWatcher | None
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """The kind of proposal that can be made after `tokens`, None when there is none; cheap.
@@ -69,6 +73,7 @@ class NgramProposer:
     def __init__(self, min_match: int = 1, max_match: int = 4) -> None:
         self._index = NgramIndex(min_match, max_match)
         self._match: Match | None = None
+        self.watch: RowWatcher | None = None
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """The length class of the longest match."""
@@ -125,8 +130,6 @@ class ModelProposer:
         vocab_size: ids below this have an embedding in the draft.
         unknown_id: read in place of any other id.
 
-    Attributes:
-        watch: sees each row [V] of the draft's logits.
     """
 
     sizes_blocks = False
@@ -146,7 +149,7 @@ class ModelProposer:
         self._n_shared = n_shared
         self._vocab_size = vocab_size
         self._unknown_id = unknown_id
-        self.watch: Callable[[NDArray[np.float32]], None] | None = None
+        self.watch: RowWatcher | None = None
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """A model has a proposal unless the sequence is longer than it can read or ends in an unknown token."""

@@ -12,6 +12,7 @@ from dsc.runtime.decode import LogitsHook
 from dsc.runtime.sampling import SamplingParams
 from dsc.runtime.speculator import SpeculationOptions
 from dsc.runtime.stats import GenerationStats
+from dsc.runtime.trace import TraceTarget
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -28,6 +29,7 @@ class Request:
         stop_ids: tokens that end the output; they are part of the ids and not of the text.
         stop_strings: texts that end the output; they are cut from the text.
         reuse_cache: start from what the caches hold of this prompt.
+        trace: where the rounds are recorded.
     """
 
     ids: tuple[int, ...]
@@ -38,6 +40,7 @@ class Request:
     speculation: SpeculationOptions | None
     processors: tuple[LogitsHook, ...]
     reuse_cache: bool = False
+    trace: TraceTarget | None = None
 
 
 @dataclass(frozen=True)

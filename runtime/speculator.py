@@ -1,7 +1,7 @@
-"""Decides, before each round, how many tokens to draft, and learns from how it went.
+"""Decides, before each round, who drafts and how many tokens, and learns from how it went.
 
-Decisions depend on the tokens and on costs measured beforehand, never on a clock: the same bundle, prompt and
-seed take the same decisions on every run.
+Decisions depend on the tokens and on costs measured beforehand: the same bundle, prompt and seed take the same
+decisions on every run. Only where the configuration says so are the costs corrected by a clock.
 """
 
 from __future__ import annotations
@@ -10,23 +10,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig
-from dsc.bundle_schema.dflash_config import Proposer as ProposerTable
+from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
 from dsc.bundle_schema.errors import RequestError
-from dsc.runtime.acceptance import AcceptanceModel, RoundCosts, best_window
-from dsc.runtime.fallback import LOOKUP_START, SpeculationAccount, model_start
 from dsc.runtime.proposers import Proposer
+from dsc.runtime.schedule_config import LiveConfig
+from dsc.runtime.schedule_costs import LiveCosts
+from dsc.runtime.schedule_lane import Lane
+from dsc.runtime.schedule_policy import Offer, make_policy
+from dsc.runtime.schedule_rules import History, wants_signals
+from dsc.runtime.signals import SignalMeter, Signals
+
+NO_SIGNALS = Signals()
+_REFRESH_ROUNDS = 8
 
 
 class SpeculationOptions(BaseModel):
     """How one call speculates; what is None is taken from the bundle's configuration.
 
     Attributes:
-        proposer: ``ngram``, or the bundle's draft (``model``, ``self``).
-        window: drafts a round. Without it the configured policy decides; prompt lookup always takes the window that
-            gives the most expected tokens for its measured cost.
+        proposer: ``ngram``, ``cache``, or the bundle's draft (``model``, ``self``). Without it the policy chooses among
+            all that the bundle offers; the `fixed` policy takes the bundle's draft.
+        window: drafts a round. Without it the configured policy decides; the `fixed` policy sizes lookups by what they
+            are expected to give for their measured cost.
         max_window: cap of a window that is not given.
         fallback: decode plainly while speculation does not pay; without it every round drafts what it can.
     """
@@ -64,84 +74,132 @@ def speculation_options(request: SpeculationRequest) -> SpeculationOptions | Non
 
 @dataclass(frozen=True)
 class Draft:
-    """The drafts of one round, or why there are none."""
+    """The drafts of one round, or why there are none.
+
+    Attributes:
+        proposer: who drafted; empty when nobody did.
+        window: drafts that the policy asked for; a stop token among them may have cut the block.
+        signals: what the policy saw; None when it did not look.
+    """
 
     ids: tuple[int, ...] = ()
     reason: str = ""
+    proposer: str = ""
+    window: int = 0
+    signals: Signals | None = None
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Milliseconds of one round: proposing, and the target's forward over `rows` rows."""
+
+    rows: int
+    propose_ms: float
+    forward_ms: float
 
 
 class Speculator:
-    """One request's speculation: a proposer, what it has been worth so far, and what it may still lose.
+    """One request's speculation: who drafts how much in each round, by the configuration in force.
 
     Args:
-        proposer: drafts.
-        costs: of rounds with this proposer on this device.
+        proposers: what may draft, the preferred one first, each with the costs of its rounds.
         options: the request's.
-        config: the bundle's.
+        live: the configuration; what changes in it holds from the next round on.
+        n_prompt: tokens of the sequence that are its prompt.
+        refresh: correct the costs by measured times. Decisions then depend on a clock.
     """
 
     def __init__(
-        self, proposer: Proposer, costs: RoundCosts, options: SpeculationOptions, config: DflashConfig
+        self,
+        proposers: Sequence[tuple[Proposer, LiveCosts]],
+        options: SpeculationOptions,
+        live: LiveConfig,
+        n_prompt: int,
+        refresh: bool = False,
     ) -> None:
-        self.name = proposer.kind
-        self._proposer = proposer
-        self._costs = costs
-        self._window = options.window
-        if options.window is None and config.policy == "fixed" and not proposer.sizes_blocks:
-            self._window = config.windows.default
-        cap = self._window if self._window is not None else options.max_window or config.windows.max
-        table = config.proposers.get(proposer.kind, ProposerTable())
-        self._cap = min(cap, table.max_window) if options.window is None else cap
-        self._max_context = table.max_context
+        config = live.current
         fallback = config.fallback.enabled if options.fallback is None else options.fallback
-        start = LOOKUP_START if proposer.sizes_blocks else model_start(costs.round(self._cap))
-        self._account = SpeculationAccount(config.fallback, start) if fallback else None
-        self._acceptance: dict[str, AcceptanceModel] = {}
-        self._kind: str | None = None
-        self._cost = 1.0
-        self._started = False
+        share = 1 / len(proposers) if fallback else None
+        self._options = options
+        self._live = live
+        self._refresh = refresh
+        self._lanes = [
+            Lane(index, proposer, costs, config, self._cap(config, proposer), share)
+            for index, (proposer, costs) in enumerate(proposers)
+        ]
+        self._meter = SignalMeter(config, n_prompt)
+        self._history = History()
+        self._rounds = 0
+        self._used: Lane | None = None
+        self._configure()
+
+    def _configure(self) -> None:
+        config = self._live.current
+        self._version = self._live.version
+        self._rules = config.rules
+        self._policy = make_policy(config, self._options.window)
+        self.reads_signals = self._options.window is None and wants_signals(config)
+        for lane in self._lanes:
+            lane.configure(config, self._cap(config, lane.proposer))
+            lane.proposer.watch = self._meter.see_draft if self.reads_signals else None
+
+    def _cap(self, config: DflashConfig, proposer: Proposer) -> int:
+        """Most drafts of a round: of the request, of the policy, and of the proposer's row unless the request is
+        explicit.
+        """
+        if self._options.window is not None:
+            return self._options.window
+        if config.policy == "fixed" and not proposer.sizes_blocks:
+            cap = config.windows.default
+        else:
+            cap = self._options.max_window or config.windows.max
+        return min(cap, config.proposers.get(proposer.kind, ProposerRow()).max_window)
 
     def propose(self, tokens: Sequence[int], room: int) -> Draft:
         """Drafts to follow `tokens`, at most `room` of them."""
-        self._kind, self._cost = None, 1.0
-        if min(self._cap, room) < 1:
-            return Draft(reason="no room")
-        if len(tokens) > self._max_context:
-            return Draft(reason="context too long")
-        kind = self._proposer.look(tokens)
-        if kind is None:
-            return Draft(reason=self._proposer.silence(tokens))
-        limit = min(self._cap, room, self._proposer.room(tokens))
-        window, reason = self._choose(kind, limit, tokens)
-        if window == 0:
-            return Draft(reason=reason)
-        self._kind, self._started = kind, True
-        return Draft(tuple(self._proposer.propose(tokens, window)))
+        self._live.poll()
+        if self._version != self._live.version:
+            self._configure()
+        self._used = None
+        signals = self._meter.read(len(tokens)) if self.reads_signals else None
+        found = [lane.offer(tokens, room) for lane in self._lanes]
+        offers = [offer for offer in found if isinstance(offer, Offer)]
+        if not offers:
+            return Draft(reason=next(why for why in found if isinstance(why, str)), signals=signals)
+        choice = self._policy.choose(offers, signals or NO_SIGNALS, self._history)
+        if choice.offer is None or choice.window == 0:
+            return Draft(reason=choice.reason, signals=signals)
+        lane = self._lanes[choice.offer.lane]
+        ids = lane.draft(tokens, choice.window)
+        if not ids:
+            return Draft(reason="cool-down", signals=signals)
+        self._used = lane
+        return Draft(tuple(ids), "", lane.proposer.kind, choice.window, signals)
 
-    def _choose(self, kind: str, limit: int, tokens: Sequence[int]) -> tuple[int, str]:
-        """The window, and why it is 0 when it is."""
-        acceptance = self._acceptance.setdefault(kind, AcceptanceModel(*self._proposer.prior(kind)))
-        window = limit if self._window is not None else best_window(acceptance, self._costs, limit)
-        if window == 0:
-            return 0, "does not pay"
-        # Reading the prompt is the draft's prefill; only what it missed since then counts as a cost of this
-        # round.
-        lag = self._proposer.lag(tokens) if self._started else 0
-        costs = [self._costs.round(k) + (self._costs.catch_up(lag) if k else 0.0) for k in range(window + 1)]
-        if self._account is not None:
-            window = self._account.admit(costs)
-        self._cost = costs[window]
-        return window, "cool-down"
+    def see_target(self, row: NDArray[np.float32]) -> None:
+        """The row [V] of the target's logits that gave the newest token; only if `reads_signals`."""
+        self._meter.see_target(row)
 
-    def settle(self, proposed: int, accepted: int) -> None:
+    def settle(self, proposed: int, accepted: int, times: RoundTimes | None = None) -> None:
         """Learn from a verified round; call it for rounds without drafts too."""
-        if self._kind is not None:
-            self._acceptance[self._kind].observe(proposed, accepted)
-        for model in self._acceptance.values():
-            model.fade()
-        if self._account is not None:
-            self._account.settle(proposed, accepted, self._cost)
+        for lane in self._lanes:
+            lane.settle(proposed, accepted, lane is self._used)
+        self._history = self._history.after(self._rules, proposed, accepted)
+        if self.reads_signals:
+            self._meter.settle(proposed, accepted)
+        if self._refresh and times is not None:
+            self._follow(times, proposed)
+
+    def _follow(self, times: RoundTimes, proposed: int) -> None:
+        """Correct the costs; what they mean for decisions is worked out every few rounds."""
+        self._rounds += 1
+        for lane in self._lanes:
+            drafted = proposed if lane is self._used else 0
+            lane.live_costs.observe(times.rows, times.forward_ms, drafted, times.propose_ms)
+            if self._rounds % _REFRESH_ROUNDS == 0:
+                lane.refresh()
 
     def rewind(self, length: int) -> None:
         """Only the first `length` tokens of the sequence are proven."""
-        self._proposer.rewind(length)
+        for lane in self._lanes:
+            lane.proposer.rewind(length)

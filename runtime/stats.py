@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class ProposerStats:
-    """Rounds, drafts and time of one proposer; `ms` includes deciding not to draft."""
+    """Rounds, drafts and time of one proposer; `ms` is the time of rounds for which it drafted."""
 
     rounds: int = 0
     proposed: int = 0
@@ -28,12 +28,14 @@ class GenerationStats:
     """Counters and times of one call of `generate`.
 
     Attributes:
-        speculation: the proposer in use, or ``off``.
+        speculation: the proposers in use, the preferred one first, or ``off``.
         speculation_reason: why speculation is off; empty otherwise.
         provider: where the graphs run.
         kernels: ``native`` or ``ort``; `kernels_reason` says why not native.
         certificate: the verdict of the bundle's certificate.
         costs: where the costs come from by which windows are chosen.
+        policy: the policy that chooses them; `config_version` counts the changes of the configuration it acts on and
+            `config_updates` tells the latest, refused ones with the reason.
         seed: of the draws; None when there were none.
         prompt_tokens: tokens of the prompt; `cached_tokens` of them were in the cache already.
         rounds: target forwards after the prompt.
@@ -60,6 +62,9 @@ class GenerationStats:
     kernels_reason: str = ""
     certificate: str = ""
     costs: str = ""
+    policy: str = ""
+    config_version: int = 0
+    config_updates: list[str] = field(default_factory=list)
     seed: int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -135,7 +140,7 @@ class GenerationStats:
                 f"drafts: {self.proposed} proposed, {self.evaluated} evaluated, {self.accepted} accepted "
                 f"({self.acceptance_rate:.0%}); {self.correction} corrections, {self.bonus} bonus, "
                 f"{self.discarded} discarded",
-                f"plain rounds: {fallbacks}",
+                f"policy {self.policy}; plain rounds: {fallbacks}",
                 f"ms: {phases}",
                 f"provider {self.provider}, kernels {self.kernels}, certificate {self.certificate}",
             ]

@@ -11,6 +11,7 @@ from dsc.runtime.decode import Decoding, decode, truncate
 from dsc.runtime.output import Output
 from dsc.runtime.request import Chunk, GenerationResult, Request
 from dsc.runtime.stats import GenerationStats
+from dsc.runtime.trace import open_trace
 
 if TYPE_CHECKING:
     from dsc.runtime.generate import SpeculativeModel
@@ -59,8 +60,8 @@ class GenerationStream(Iterator[Chunk]):
     def _run(self) -> Generator[Chunk, None, None]:
         started = perf_counter()
         codec = self._model.bundle.codec
-        with self._model.exclusive():
-            run = self._model.begin(self._request, self.stats)
+        with self._model.exclusive(), open_trace(self._request.trace) as trace:
+            run = self._model.begin(self._request, self.stats, trace)
             output = Output(self._request.stop_ids, self._request.stop_strings, codec.stream() if codec else None)
             for block in decode(run):
                 chunk = output.take(block)
@@ -88,6 +89,9 @@ class GenerationStream(Iterator[Chunk]):
             prompt_ids=tuple(run.tokens[: run.n_prompt]),
             stats=stats,
         )
+        self._model.scheduler.remember(run.tokens, run.n_prompt)
+        if run.trace is not None:
+            run.trace.end(stats, self.result.finish_reason)
 
 
 def _ms_since(started: float) -> float:

@@ -20,8 +20,8 @@ def main(path: str, prompt: list[int], plain: list[int]) -> None:
     model = load(path, verify="never")
     interrupted = 0
     for seconds in (0.001, 0.003, 0.007, 0.02):
-        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
             while True:
                 model.generate(prompt, 900, speculation=SELF)
         except KeyboardInterrupt:

@@ -1,0 +1,35 @@
+"""Which draft positions of which sequences share a verification (DSpark, arXiv 2607.05147, Algorithm 1).
+
+Positions are admitted in falling order of survival while expected committed tokens a second rise, and admission stops
+at the first fall. The stop is what keeps it lossless where drafts are sampled: position k is admitted from survivals of
+positions up to k alone. Looking further, for a later rise, would let what comes after a token decide whether that token
+is verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def admitted_prefix(survivals: Sequence[Sequence[float]], speed: Sequence[float]) -> list[int]:
+    """How many draft positions of each sequence to verify.
+
+    Args:
+        survivals: per sequence, the probability that all drafts up to position 1, 2, ... are accepted; never rising.
+        speed: entry b is verifications a second with b admitted drafts besides one row a sequence; as many as it has
+            entries are considered.
+    """
+    order = sorted(
+        ((-survival, position, row) for row, chain in enumerate(survivals) for position, survival in enumerate(chain)),
+    )
+    admitted = [0] * len(survivals)
+    tokens = float(len(survivals))
+    best = tokens * speed[0]
+    for count, (negative, position, row) in enumerate(order[: len(speed) - 1], 1):
+        tokens -= negative
+        rate = tokens * speed[count]
+        if rate <= best:
+            break
+        best = rate
+        admitted[row] = position + 1
+    return admitted

@@ -1,0 +1,95 @@
+"""A configuration that changes while the engine runs: by call, or by a file beside it, between rounds.
+
+An update is taken whole or refused whole; a refused one leaves the configuration as it was and is reported. The file is
+JSON: dotted path -> value, as in ``{"windows.max": 6, "policy": "rules"}``. It is read again when its time or size
+changes; without it, or when it has been deleted, the bundle's own configuration and the calls' updates hold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsc.bundle_schema.dflash_config import DflashConfig, apply_override
+from dsc.bundle_schema.errors import ConfigError, DscError
+from dsc.bundle_schema.strict_json import parse_object
+
+
+class LiveConfig:
+    """The configuration in force.
+
+    Args:
+        bundle: as compiled.
+        override: file of changes; need not exist.
+
+    Attributes:
+        current: what decides the next round.
+        version: rises with every change of `current`.
+        updates: what was taken and what was refused, in words, newest last.
+    """
+
+    def __init__(self, bundle: DflashConfig, override: Path | None = None) -> None:
+        self.current = bundle
+        self.version = 0
+        self.updates: list[str] = []
+        self._bundle = bundle
+        self._called: dict[str, Any] = {}
+        self._from_file: dict[str, Any] = {}
+        self._file = override
+        self._seen: tuple[int, int] | None = None
+        self.poll()
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Change fields by dotted path, all or none.
+
+        Raises:
+            ConfigError: names the field and says why; nothing has changed.
+        """
+        called = {**self._called, **changes}
+        try:
+            self._take(called, self._from_file, f"call: {', '.join(changes)}")
+        except DscError as error:
+            self._report(f"refused, call: {error}")
+            raise
+        self._called = called
+
+    def poll(self) -> None:
+        """Take the override file's changes if it has changed; a bad file is reported and not taken."""
+        if self._file is None or (stamp := _stamp(self._file)) == self._seen:
+            return
+        self._seen = stamp
+        try:
+            changes = _read(self._file) if stamp is not None else {}
+            self._take(self._called, changes, f"{self._file.name}: {', '.join(changes) or 'nothing overridden'}")
+        except DscError as error:
+            self._report(f"refused, {self._file.name}: {error}")
+        else:
+            self._from_file = changes
+
+    def _take(self, called: Mapping[str, Any], from_file: Mapping[str, Any], what: str) -> None:
+        self.current = apply_override(self._bundle, {**called, **from_file})
+        self.version += 1
+        self._report(f"taken, {what}")
+
+    def _report(self, text: str) -> None:
+        self.updates = [*self.updates[-15:], text]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return (-1, error.errno or 0)
+    return (status.st_mtime_ns, status.st_size)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+    return parse_object(data, str(path))

@@ -1,0 +1,119 @@
+"""One proposer as the scheduler sees it: what it can offer, what it costs, and what it may still lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsc.bundle_schema.dflash_config import DflashConfig
+from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
+from dsc.runtime.acceptance import AcceptanceModel
+from dsc.runtime.fallback import LOOKUP_START, SpeculationAccount, model_start
+from dsc.runtime.proposers import Proposer
+from dsc.runtime.schedule_costs import LiveCosts, round_table
+from dsc.runtime.schedule_policy import Offer
+
+# Tokens that a proposer may have missed and still pay for in one round; reading more is an investment in those to come.
+_SHORT_LAG = 16
+
+
+class Lane:
+    """A proposer, its acceptance by kind of proposal, its costs and its account.
+
+    Args:
+        index: its place among the request's proposers.
+        costs: of rounds with this proposer.
+        cap: most drafts that the request allows.
+        account: None drafts whatever it costs.
+    """
+
+    def __init__(
+        self, index: int, proposer: Proposer, costs: LiveCosts, config: DflashConfig, cap: int, share: float | None
+    ) -> None:
+        self.index = index
+        self.proposer = proposer
+        self.live_costs = costs
+        self.refresh()
+        self.configure(config, cap)
+        start = LOOKUP_START if proposer.sizes_blocks else model_start(self._table[self._cap])
+        self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
+        self._acceptance: dict[str, AcceptanceModel] = {}
+        self._kind: str | None = None
+        self._started = False
+        self._cost = 1.0
+
+    def configure(self, config: DflashConfig, cap: int) -> None:
+        """Take the proposer's row of the table; a configuration may change between rounds."""
+        row = config.proposers.get(self.proposer.kind, ProposerRow())
+        self._cap = min(cap, row.max_window)
+        self._enabled = row.enabled
+        self._max_context = row.max_context
+        self._investment = config.fallback.probe_interval
+        self._memory = 1 / config.calibrated.decay if config.calibrated.decay > 0 else 1e9
+        self._prior_rounds = float(config.calibrated.prior_rounds)
+
+    def refresh(self) -> None:
+        """Follow the live costs."""
+        self._costs = self.live_costs.costs()
+        self._table = round_table(self._costs)
+
+    def offer(self, tokens: Sequence[int], room: int) -> Offer | str:
+        """What it can do now, or why nothing."""
+        self._kind, self._cost = None, 1.0
+        limit = min(self._cap, room)
+        if limit < 1:
+            return "no room"
+        if not self._enabled:
+            return "disabled"
+        if len(tokens) > self._max_context:
+            return "context too long"
+        if self.account is not None and self.account.waiting:
+            return "cool-down"
+        kind = self.proposer.look(tokens)
+        if kind is None:
+            return self.proposer.silence(tokens)
+        limit = min(limit, self.proposer.room(tokens))
+        self._kind = kind
+        return Offer(self.index, limit, self._expect(kind), self._round_costs(tokens), self.proposer.sizes_blocks)
+
+    def _expect(self, kind: str) -> AcceptanceModel:
+        model = self._acceptance.get(kind)
+        if model is None:
+            first, later = self.proposer.prior(kind)
+            model = AcceptanceModel(first, later, self._prior_rounds, self._memory)
+            self._acceptance[kind] = model
+        return model
+
+    def _round_costs(self, tokens: Sequence[int]) -> Sequence[float]:
+        """With the share of what it must read first that this round has to earn."""
+        lag = self.lag(tokens)
+        if not lag:
+            return self._table
+        extra = self._costs.catch_up(lag) / (1 if lag <= _SHORT_LAG else self._investment)
+        return [self._table[0], *(cost + extra for cost in self._table[1:])]
+
+    def lag(self, tokens: Sequence[int]) -> int:
+        """Tokens to read before drafting; reading the prompt is the draft's prefill and no cost of a round."""
+        return self.proposer.lag(tokens) if self._started else 0
+
+    def draft(self, tokens: Sequence[int], window: int) -> list[int]:
+        """Up to `window` drafts, fewer or none when the account cannot pay for them."""
+        lag = self.lag(tokens)
+        extra = self._costs.catch_up(lag) if lag else 0.0
+        costs = [self._table[0], *(cost + extra for cost in self._table[1 : window + 1])]
+        if self.account is not None:
+            window = self.account.admit(costs)
+        if window == 0:
+            return []
+        self._cost, self._started = costs[window], True
+        return self.proposer.propose(tokens, window)
+
+    def settle(self, drafted: int, accepted: int, used: bool) -> None:
+        """A round is over; `used` says whether this lane made its drafts."""
+        if used and self._kind is not None and drafted:
+            self._acceptance[self._kind].observe(drafted, accepted)
+        for model in self._acceptance.values():
+            model.fade()
+        if self.account is not None:
+            # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
+            cost = self._cost if used else accepted + 1.0
+            self.account.settle(drafted if used else 0, accepted, cost)

@@ -1,0 +1,158 @@
+"""What the scheduler keeps for a loaded model: its proposers, the configuration in force, and known continuations."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
+from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.manifest import Manifest
+from dsc.runtime.cached_model import CachedModel
+from dsc.runtime.continuation_cache import ContinuationCache, ContinuationProposer
+from dsc.runtime.costs import MEASURED_HERE, costs_for
+from dsc.runtime.host import SessionSettings
+from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
+from dsc.runtime.schedule_config import LiveConfig
+from dsc.runtime.speculator import SpeculationOptions, Speculator
+from dsc.runtime.stats import GenerationStats
+
+_SELF_PRIOR = 0.9  # acceptance to expect of the target's own weights at lower precision
+
+
+class Scheduler:
+    """Makes each request's `Speculator`.
+
+    Args:
+        config: the bundle's.
+        override: file of changes to it, read between rounds.
+        draft: the bundle's draft model, if it has one; `draft_failure` says why it could not be loaded.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        config: DflashConfig,
+        override: Path | None,
+        settings: SessionSettings,
+        draft: CachedModel | None,
+        draft_failure: str,
+    ) -> None:
+        self.live = LiveConfig(config, override)
+        self.continuations = ContinuationCache(self.live.current.cache)
+        self._manifest = manifest
+        self._settings = settings
+        self._draft_failure = draft_failure
+        self._proposers = _proposers(self.live.current, manifest, draft)
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The proposers that a request may name."""
+        return tuple(kind for kind in [*self._proposers, "cache"] if self._allowed(kind))
+
+    def _allowed(self, kind: str) -> bool:
+        config = self.live.current
+        row = config.proposers.get(kind)  # type: ignore[call-overload]
+        if kind == "cache":
+            return row is not None and row.enabled and config.cache.enabled
+        return row is None or row.enabled
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Change the configuration by dotted path, all or none.
+
+        Raises:
+            ConfigError: names the field and says why.
+        """
+        self.live.update(changes)
+
+    def rewind(self, length: int) -> None:
+        """Only the first `length` tokens that the caches have read still hold."""
+        for proposer in self._proposers.values():
+            proposer.rewind(length)
+
+    def remember(self, tokens: Sequence[int], n_prompt: int) -> None:
+        """A generation has ended: keep what followed its prompt, if the configuration asks for it."""
+        if self._allowed("cache"):
+            self.continuations.configure(self.live.current.cache)
+            self.continuations.remember(tokens, n_prompt)
+
+    def identity(self) -> str:
+        """Of the target, so that continuations of another model are not taken for its own."""
+        weights = "".join(row.member for row in self._manifest.weights)
+        return hashlib.sha256((self._manifest.target.model_dump_json() + weights).encode()).hexdigest()
+
+    def speculator(
+        self, options: SpeculationOptions | None, n_prompt: int, stats: GenerationStats
+    ) -> Speculator | None:
+        """The request's speculation, or None with the reason in the statistics.
+
+        Raises:
+            RequestError: it names a proposer that is not offered.
+        """
+        self.live.poll()
+        config = self.live.current
+        stats.policy, stats.config_version, stats.config_updates = config.policy, self.live.version, self.live.updates
+        if options is None:
+            stats.speculation_reason = "switched off by the request"
+            return None
+        kinds = self._kinds(options)
+        if not kinds:
+            kind = self._manifest.draft.kind
+            stats.speculation_reason = self._draft_failure or f"the bundle offers no draft of kind {kind!r}"
+            return None
+        proposers = []
+        for name in kinds:
+            costs, stats.costs = costs_for(config, self._settings, name)
+            proposers.append((self._proposer(name, n_prompt), costs))
+        stats.speculation = "+".join(kinds)
+        refresh = config.calibrated.refresh_costs and stats.costs != MEASURED_HERE
+        return Speculator(proposers, options, self.live, n_prompt, refresh)
+
+    def _kinds(self, options: SpeculationOptions) -> list[ProposerKind]:
+        """Who may draft: the proposer that is named; the bundle's draft where the window is fixed; otherwise all."""
+        offered = self.offered
+        draft = self._manifest.draft.kind
+        if options.proposer is not None:
+            if options.proposer not in offered:
+                names = ", ".join(offered) or "none"
+                raise RequestError("speculation.proposer", f"one of {names} is required, got {options.proposer!r}")
+            return [options.proposer]  # type: ignore[list-item]
+        if self.live.current.policy == "fixed" or options.window is not None:
+            return [draft] if draft in offered else []
+        return sorted(offered, key=lambda kind: kind != draft)  # type: ignore[arg-type]
+
+    def _proposer(self, kind: ProposerKind, n_prompt: int) -> Proposer:
+        if kind == "cache":
+            return ContinuationProposer(self.continuations, n_prompt)
+        return self._proposers[kind]
+
+
+def _proposers(config: DflashConfig, manifest: Manifest, draft: CachedModel | None) -> dict[ProposerKind, Proposer]:
+    """The proposers that outlive a request: prompt lookup, which needs nothing, and the bundle's draft model."""
+    row = config.proposers.get("ngram")
+    proposers: dict[ProposerKind, Proposer] = {
+        "ngram": NgramProposer(row.min_match, row.max_match) if row else NgramProposer()
+    }
+    if draft is not None:
+        kind: ProposerKind = manifest.draft.kind
+        prior = _SELF_PRIOR if kind == "self" else config.calibrated.prior_acceptance
+        proposers[kind] = _model_proposer(kind, draft, manifest, prior)
+    return proposers
+
+
+def _model_proposer(kind: ProposerKind, model: CachedModel, manifest: Manifest, prior: float) -> ModelProposer:
+    """The draft model, kept to the ids that it shares with the target; either vocabulary may be the larger."""
+    entry = manifest.draft.model
+    assert entry is not None
+    widths = [manifest.target.info.vocab_size, entry.info.vocab_size]
+    n_shared = manifest.draft.n_shared
+    return ModelProposer(
+        kind,
+        model,
+        (prior, prior),
+        n_shared=min(widths if n_shared is None else [*widths, n_shared]),
+        vocab_size=entry.info.vocab_size,
+        unknown_id=min(entry.info.pad_id or 0, entry.info.vocab_size - 1),
+    )
