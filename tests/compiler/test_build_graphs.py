@@ -1,0 +1,156 @@
+"""The finished graphs: right for every family, alike in their weights, and reported where something was not done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from exported_families import exported_family, reference_logits
+from native_operator import library
+from pass_graphs import ops, session
+from tiny_models import FAMILIES
+
+from dsc.bundle_schema.tensors import DType
+from dsc.compiler.build_graphs import build_graphs
+from dsc.compiler.gguf_blocks import BlockWeight
+from dsc.compiler.request import CompileRequest, build_request
+from dsc.passes.block_quantisation import quantise_symmetric
+from dsc.passes.pass_order import kernel_passes, shared_passes
+from dsc.passes.pipeline import parse_pipeline, run_pipeline
+
+CUTS = (0, 5, 9, 10, 24)
+ROWS = 64
+# Normalised queries and keys, or a rotary embedding written out, keep attention and projections apart.
+APART = {"qwen3", "qwen3_moe", "gemma3_text", "olmo2", "gpt_oss", "deepseek_v3"}
+
+
+def request(**options) -> CompileRequest:
+    return build_request({"target": Path("model"), "output": Path("bundle"), **options})
+
+
+def steps(model: ir.Model, info, ids: np.ndarray, native: Path | None = None) -> np.ndarray:
+    """Logits of one sequence in chunks, the pools handed on from chunk to chunk."""
+    run = session(model, library=native)
+    names = [output.name for output in run.get_outputs()]
+    pools = {
+        f"{role}_pool.{layer}": np.zeros((1, kv.n_kv_heads, ROWS, kv.head_dim), np.float32)
+        for layer, kv in enumerate(info.kv_layers)
+        for role in "kv"
+    }
+    logits = []
+    for start, end in pairwise(CUTS):
+        feeds = {
+            "input_ids": ids[None, start:end],
+            "position_ids": np.arange(start, end)[None],
+            "logit_rows": np.arange(end - start),
+            "past_lengths": np.array([start], np.int32),
+        }
+        wanted = {value.name for value in run.get_inputs()}
+        feeds = {name: array for name, array in (feeds | pools).items() if name in wanted}
+        outputs = dict(zip(names, run.run(names, feeds), strict=True))
+        pools = {name: outputs[name.replace("pool.", "pool_out.")] for name in pools}
+        logits.append(outputs["logits"][0])
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_graphs_compute_what_the_framework_computes(family):
+    exported = exported_family(family)
+    ids, wanted = (array[0, : CUTS[-1]] for array in reference_logits(family))
+    shared = exported.model.clone()
+    run_pipeline(shared, [*shared_passes("fp32"), *parse_pipeline("merge-qkv,merge-gate-up")])
+    ort, native = shared, shared.clone()
+    run_pipeline(ort, kernel_passes("ort", "fp32", 64))
+    run_pipeline(native, kernel_passes("native", "fp32", 64))
+    assert ("QkvAttention" in ops(native)) == (family not in APART)
+    for model, kernels in ((ort, None), (native, None), (native, library())):
+        got = steps(model, exported.info, ids, kernels)
+        assert np.abs(got - wanted).max() < 1e-4 * np.ptp(wanted)
+
+
+def test_both_graphs_are_built_from_the_same_weights():
+    built = build_graphs("target", exported_family("llama"), request(weights={"precision": "int4"}).weights, request())
+    assert [(part.member, part.role) for part in built.part.graphs] == [
+        ("target/graph.onnx", "forward"),
+        ("target/graph.native.onnx", "forward_native"),
+    ]
+    assert built.notes == ()
+    ort, native = (
+        {v.const_value.tobytes() for v in part.model.graph.initializers.values() if v.const_value.nbytes >= 1024}
+        for part in built.part.graphs
+    )
+    assert native <= ort
+    assert len(ort - native) <= 2  # cosines and sines of onnxruntime's attention
+
+
+@pytest.mark.parametrize(
+    ("weights", "note"),
+    [
+        ({"precision": "int4", "block_size": 64}, "blocks of 32 weights only, got 64"),
+        ({"precision": "fp16"}, "float32 only"),
+    ],
+)
+def test_a_graph_that_the_native_kernels_cannot_run_is_left_out_with_a_note(weights, note):
+    asked = request(weights=weights)
+    built = build_graphs("target", exported_family("llama"), asked.weights, asked)
+    assert [part.role for part in built.part.graphs] == ["forward"]
+    assert note in built.notes[0]
+    pools = DType.FLOAT16 if weights["precision"] == "fp16" else DType.FLOAT32
+    assert built.part.info.kv_dtype is pools
+
+
+def four_bit_family(bits_of_q: int = 4):
+    """The tiny Llama as if its matrices came from a 4-bit file."""
+    exported = exported_family("llama")
+    blocks = {}
+    for name, value in exported.model.graph.initializers.items():
+        if "_proj" in name:
+            made = quantise_symmetric(value.const_value.numpy(), bits_of_q if "q_proj" in name else 4, 32)
+            blocks[name] = BlockWeight(made.bits, made.qweight, made.scales, made.mins, "Q4_0", True, 0.0)
+    return replace(exported, block_weights=blocks)
+
+
+def weight_bytes(built) -> Counter[bytes]:
+    graph = built.part.graphs[-1].model.graph
+    return Counter(v.const_value.tobytes() for v in graph.initializers.values() if v.const_value.nbytes >= 1024)
+
+
+def test_four_bit_blocks_are_not_rounded_to_four_bits_again():
+    exported = four_bit_family()
+    asked, kept = request(weights={"precision": "int4"}), request(weights={"precision": "keep"})
+    built = build_graphs("target", exported, asked.weights, asked)
+    assert "14 matrices are Q4_0 in the checkpoint and were carried" in built.notes[0]
+    assert weight_bytes(built) == weight_bytes(build_graphs("target", exported, kept.weights, kept))
+
+
+def test_other_widths_are_rounded_as_asked():
+    exported = four_bit_family(bits_of_q=8)
+    asked = request(weights={"precision": "int8"})
+    built = build_graphs("target", exported, asked.weights, asked)
+    assert "2 matrices" in built.notes[0]
+    widths = {
+        node.attributes["bits"].value for node in built.part.graphs[-1].model.graph if node.op_type == "BlockMatMul"
+    }
+    assert widths == {8}
+
+
+def test_a_users_pipeline_replaces_the_shared_passes():
+    asked = request(weights={"precision": "int4"}, passes={"pipeline": "fold-constants"})
+    built = build_graphs("target", exported_family("llama"), asked.weights, asked)
+    assert [run.spec for run in built.reports["target"].runs] == ["fold-constants"]
+    native = built.part.graphs[1].model
+    assert "VerifyAttention" in ops(native)
+    assert "BlockMatMul" not in ops(native)
+    assert "parts of one value" in str(built.reports["target native"].runs[0].skipped[0])
+
+
+def test_rotary_tables_are_as_long_as_the_request():
+    asked = request(max_length=40)
+    built = build_graphs("target", exported_family("llama"), asked.weights, asked)
+    tables = [v for n, v in built.part.graphs[0].model.graph.initializers.items() if n.startswith("rotary")]
+    assert {v.const_value.shape[0] for v in tables} == {40 + 17}
