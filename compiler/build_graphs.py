@@ -51,6 +51,7 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         RequestError: a pass, an option or a name to dump is unknown.
     """
     precision = effective_precision(weights, exported)
+    _require_float32(owner, exported, precision)
     carried = _carried(exported, weights, precision)
     notes = _notes_on_blocks(owner, exported, precision, carried)
     shared = exported.model.clone()
@@ -74,6 +75,16 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         update={"quantization": _described(precision, exported), "kv_dtype": _pool_dtype(graphs[0].model)}
     )
     return BuiltModel(ModelPart(info, tuple(graphs)), reports, tuple(notes))
+
+
+def _require_float32(owner: str, exported: ExportedModel, precision: Precision) -> None:
+    """Refuse to quantise an adopted graph that computes in half precision."""
+    if precision in (Precision.INT8, Precision.INT4) and _pool_dtype(exported.model) is DType.FLOAT16:
+        raise RequestError(
+            f"{owner} precision",
+            f"a graph that computes in float32 is required for {precision}, this one was adopted in float16",
+            "take it as it is with `keep`, or export it in float32",
+        )
 
 
 def _carried(exported: ExportedModel, weights: WeightOptions, precision: Precision) -> dict[str, BlockWeights]:
@@ -100,6 +111,8 @@ def _pool_dtype(model: ir.Model) -> DType:
 
 def _described(precision: Precision, exported: ExportedModel) -> str:
     """The weights in words; carried blocks by their own names."""
+    if precision is Precision.FP32 and exported.info.quantization != "none":
+        return exported.info.quantization  # an adopted graph keeps the form it came in
     if precision is not Precision.KEEP:
         return str(precision)
     return "carried " + ", ".join(sorted({block.kind for block in exported.block_weights.values()}))

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def compile_command(
-    target: Annotated[Path | None, typer.Argument(help="HF directory or GGUF file of the target model")] = None,
+    target: Annotated[Path | None, typer.Argument(help="target model: HF directory, GGUF or ONNX file")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the bundle to write")] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file; flags override it")] = None,
     name: Annotated[str | None, typer.Option(help="name in the manifest")] = None,
@@ -32,6 +32,7 @@ def compile_command(
     draft: Annotated[str | None, typer.Option(help=_DRAFT_HELP)] = None,
     draft_precision: Annotated[str | None, typer.Option(help="precision of the draft's weights")] = None,
     max_length: Annotated[int | None, typer.Option(help="positions; default the model's own")] = None,
+    eos_id: Annotated[list[int] | None, typer.Option(help="end token of an ONNX model, may be repeated")] = None,
     slots: Annotated[int | None, typer.Option(help="sequences that share the KV pool")] = None,
     window: Annotated[int | None, typer.Option(help="drafted tokens a round, 1 to 16")] = None,
     kernels: Annotated[str | None, typer.Option(help="native or ort")] = None,
@@ -67,6 +68,7 @@ def compile_command(
         },
         "draft": {**_draft_options(draft), "precision": draft_precision},
         "max_length": max_length,
+        "eos_ids": eos_id,
         "n_slots": slots,
         "window": window,
         "kernels": kernels,

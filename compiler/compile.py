@@ -19,6 +19,7 @@ from dsc.compiler.doctor import require_compile_packages
 from dsc.compiler.emit import BundleContents, emit_bundle
 from dsc.compiler.gate import GateResult, run_gate
 from dsc.compiler.gate_checks import Reference
+from dsc.compiler.onnx_facts import StatedFacts
 from dsc.compiler.plan_kv import plan_kv
 from dsc.compiler.request import CompileRequest, DraftKind, Precision
 from dsc.compiler.sources import Source, load_source
@@ -35,11 +36,11 @@ TOOLS = ("dsc-toolchain", "torch", "transformers", "onnx", "onnx-ir", "onnxrunti
 
 @dataclass(frozen=True)
 class ExportedPair:
-    """Target and draft as forward graphs, and what the framework computes with the target."""
+    """Target and draft as forward graphs, and what the framework computes with the target, where there is one."""
 
     target: ExportedModel
     draft: ExportedModel | None
-    reference: Reference
+    reference: Reference | None
 
 
 def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], None] | None = None) -> CompileReport:
@@ -105,9 +106,10 @@ def check_request(request: CompileRequest) -> None:
 
 def load_sources(request: CompileRequest) -> tuple[Source, Source | None]:
     """Read the checkpoints; a `self` draft has none of its own."""
-    target = load_source(request.target)
-    draft = load_source(request.draft.source) if request.draft.source is not None else None
-    return target, draft
+    target = load_source(request.target, StatedFacts(request.max_length, request.eos_ids))
+    if request.draft.source is None:
+        return target, None
+    return target, load_source(request.draft.source, StatedFacts(request.draft.max_length, eos_ids=()))
 
 
 def export_pair(request: CompileRequest, target: Source, draft: Source | None) -> ExportedPair:

@@ -66,6 +66,9 @@ class DraftOptions(WeightOptions):
 
     kind: DraftKind = DraftKind.NGRAM
     source: Path | None = None
+    max_length: Annotated[int, Field(ge=8, le=1 << 24)] | None = Field(
+        None, description="positions of a draft whose files do not state them"
+    )
 
     @model_validator(mode="after")
     def _source_fits_kind(self) -> DraftOptions:
@@ -102,6 +105,9 @@ class CompileRequest(_Options):
     weights: WeightOptions = WeightOptions()
     draft: DraftOptions = DraftOptions()
     max_length: Annotated[int, Field(ge=8, le=1 << 24)] | None = None
+    eos_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="end tokens of an ONNX target, in place of what its files state"
+    )
     n_slots: Annotated[int, Field(ge=1, le=256)] = 1
     window: Annotated[int, Field(ge=1, le=16)] = 4
     kernels: Kernels = Kernels.NATIVE

@@ -1,24 +1,50 @@
-"""From a path that a user gave to a loaded model: Hugging Face directory or GGUF file."""
+"""From a path that a user gave to a loaded model: Hugging Face directory, GGUF file or ONNX model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from dsc.bundle_schema.errors import ModelError
+from dsc.bundle_schema.errors import ModelError, RequestError
 from dsc.compiler.exported import ExportedModel
 from dsc.compiler.gate_checks import Reference
+from dsc.compiler.onnx_external import ONNX_SUFFIX, onnx_file
+from dsc.compiler.onnx_facts import StatedFacts
 
 GGUF_SUFFIX = ".gguf"
 N_REFERENCE_POSITIONS = 64
 
 
+class Source(Protocol):
+    """A model that was read."""
+
+    def export(self) -> ExportedModel:
+        """The forward graph."""
+
+    def reference(self) -> Reference | None:
+        """What the framework that the model came from computes, None when only the graph is at hand."""
+
+
 @dataclass(frozen=True)
-class Source:
-    """A model that was read and is not exported yet.
+class GraphSource:
+    """A model that came as a graph."""
+
+    adopted: ExportedModel
+
+    def export(self) -> ExportedModel:
+        """As it was adopted."""
+        return self.adopted
+
+    def reference(self) -> None:
+        """There is no other implementation to compare with."""
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A checkpoint that was read and is not exported yet.
 
     Attributes:
         model: a `transformers` causal language model in fp32 on the CPU.
@@ -54,34 +80,47 @@ class Source:
         )
 
 
-def load_source(path: Path) -> Source:
+def load_source(path: Path, stated: StatedFacts = StatedFacts()) -> Source:  # noqa: B008 - frozen
     """Read a model.
 
+    Args:
+        path: of a model directory, a GGUF file, an ONNX file or a directory with one.
+        stated: what the files of an ONNX model do not say.
+
     Raises:
-        ModelError: there is nothing at `path`, it is neither a model directory nor a GGUF file, or it cannot
-            be read.
+        ModelError: there is nothing at `path`, it is none of these, or it cannot be read.
+        RequestError: end tokens are stated for a model that states its own.
     """
     require_source(path)
+    graph = onnx_file(path)
+    if graph is not None:
+        from dsc.compiler.onnx_adopt import adopt_onnx
+
+        return GraphSource(adopt_onnx(graph, stated))
+    if stated.eos_ids:
+        raise RequestError("eos_ids", "an ONNX model is required, other sources state their end tokens themselves")
     return _load_directory(path) if path.is_dir() else _load_gguf(path)
 
 
 def require_source(path: Path) -> None:
-    """Refuse a path that is neither a directory nor a GGUF file.
+    """Refuse a path that is neither a directory nor a GGUF or ONNX file.
 
     Raises:
         ModelError: says which.
     """
     if not path.exists():
-        raise ModelError(str(path), "a Hugging Face directory or a GGUF file must be there, nothing is")
-    if not path.is_dir() and path.suffix.lower() != GGUF_SUFFIX:
-        raise ModelError(str(path), f"a directory with config.json or a {GGUF_SUFFIX} file is required")
+        raise ModelError(str(path), "a Hugging Face directory, a GGUF or an ONNX file must be there, nothing is")
+    if not path.is_dir() and path.suffix.lower() not in (GGUF_SUFFIX, ONNX_SUFFIX):
+        raise ModelError(
+            str(path), f"a directory with config.json, a {GGUF_SUFFIX} or an {ONNX_SUFFIX} file is required"
+        )
 
 
-def _load_directory(path: Path) -> Source:
+def _load_directory(path: Path) -> CheckpointSource:
     from dsc.compiler.hf_files import generation_config, licence_of, load_model, tokenizer_files
 
     path = path.resolve()
-    return Source(
+    return CheckpointSource(
         load_model(path),
         {
             "tokenizer": tokenizer_files(path),
@@ -93,12 +132,12 @@ def _load_directory(path: Path) -> Source:
     )
 
 
-def _load_gguf(path: Path) -> Source:
+def _load_gguf(path: Path) -> CheckpointSource:
     from dsc.compiler.gguf_import import read_gguf
     from dsc.compiler.hf_files import load_state_dict
 
     gguf = read_gguf(path)
-    return Source(
+    return CheckpointSource(
         load_state_dict(gguf.config, gguf.state_dict),
         {
             "tokenizer": gguf.tokenizer,

@@ -13,6 +13,7 @@ from dsc.passes.graph_edit import attribute, insert, is_op, producer, remove_dea
 from dsc.passes.matmul_weights import find_matmul_weight
 
 ROWS = "logit_rows"
+_BLOCK_PRODUCTS = ("BlockMatMul", "MatMulNBits")
 _ELEMENTWISE = ("Cast", "Mul", "Div", "Tanh", "Add", "Identity")
 
 
@@ -60,7 +61,7 @@ def _find_head(graph: ir.Graph) -> tuple[ir.Node, ir.Node | None]:
     """The head's product, and the selection after it when there is one; shapes on the way become [B, rows, V]."""
     step = producer(next((output for output in graph.outputs if output.name == "logits"), None))
     late: ir.Node | None = None
-    while step is not None and find_matmul_weight(step) is None and step.op_type != "BlockMatMul":
+    while step is not None and find_matmul_weight(step) is None and step.op_type not in _BLOCK_PRODUCTS:
         if is_op(step, "Gather") and attribute(step, "axis", 0) == 1:
             late = step
         elif step.op_type not in _ELEMENTWISE:
