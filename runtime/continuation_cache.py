@@ -200,7 +200,7 @@ class ContinuationCache:
 
 def _read(path: Path) -> dict[str, NDArray[np.int64]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in ("identity", "tokens", *_COLUMNS)}
     except FileNotFoundError:
         raise RequestError(str(path), "a file of continuations is required, got none") from None
