@@ -127,6 +127,16 @@ def test_passes_and_doctor():
     assert json.loads(good("doctor", "--json"))["problems"] == []
 
 
+def test_kernels_are_listed_and_shown_without_a_gpu():
+    lines = json.loads(good("kernels", "--json"))
+    assert "dspark_verify_head_tiled" in {line["kernel"] for line in lines}
+    sheet = json.loads(good("kernels", "show", "dspark_kv_rollback", "--arch", "sm_80", "--json"))
+    assert sheet["local"] == 0
+    assert "known: sm_80" in bad(2, "kernels", "--arch", "sm_999")
+    assert "no kernel" in bad(2, "kernels", "show", "nonsense")
+    assert "name=size" in bad(2, "kernels", "show", "dspark_kv_rollback", "--axis", "batch")
+
+
 def test_check_tokenizers(tiny_bundle, tiny_source):
     assert json.loads(good("check-tokenizers", tiny_source, tiny_bundle, "--json"))["compatible"] is True
     assert "nothing is" in bad(2, "check-tokenizers", tiny_source, "/nonexistent")
@@ -149,11 +159,55 @@ def test_compile_refuses_bad_options_and_writes_nothing(tiny_source, tmp_path, a
     assert list(tmp_path.iterdir()) == []
 
 
-def test_compile_does_not_replace_a_file_unasked(tiny_source, tmp_path):
+def test_compile_does_not_replace_a_file_unasked_nor_a_checkpoint_ever(tiny_source, tmp_path):
     output = tmp_path / "out.dsmodel"
     output.write_text("mine")
     assert "--force" in bad(2, "compile", tiny_source, "-o", output)
+    assert "a folder" in bad(2, "compile", tiny_source, "-o", tmp_path, "--force")
+    assert "must not replace the checkpoint" in bad(2, "compile", output, "-o", output, "--force")
+    (tmp_path / "link").symlink_to(output)
+    draft = ["--draft", output, "-o", tmp_path / "link", "--force"]
+    assert "must not replace the checkpoint" in bad(2, "compile", tiny_source, *draft)
     assert output.read_text() == "mine"
+
+
+def test_a_graph_is_never_written_over_its_bundle(tiny_bundle, tmp_path):
+    bundle = Path(shutil.copy(tiny_bundle, tmp_path / "toy.dsmodel"))
+    before = bundle.read_bytes()
+    (tmp_path / "link").symlink_to(bundle)
+    for output in (bundle, tmp_path / "link", tmp_path / "." / bundle.name):
+        assert "another file" in bad(2, "inspect", bundle, "--graph", "target", "-o", output)
+    assert "cannot be written" in bad(2, "inspect", bundle, "--graph", "target", "-o", tmp_path / "no" / "folder")
+    assert bundle.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "-p", "x", "--temperature", "nan"], "sampling.temperature"),
+        (["run", "-p", "x", "--top-k", "-1"], "sampling.top_k"),
+        (["run", "-p", "x", "--top-p", "2"], "sampling.top_p"),
+        (["run", "-p", "x", "--seed", "-1"], "sampling.seed"),
+        (["run", "-p", "x", "-n", "0"], "max_new_tokens: at least 1"),
+        (["run", "-p", "x", "--threads", "0"], "threads: at least 1"),
+        (["run", "-p", "x", "--max-length", "9999"], "max_length: at most 512 is allowed, got 9999"),
+        (["run", "-p", "x", "--stop", ""], "stop: texts of at least one character"),
+        (["run", "-p", "x y " * 2000], "prompt: at most 511 tokens leave room for an answer in 512, got "),
+        (["bench", "--rounds", "0"], "--rounds: at least 1"),
+        (["bench", "-n", "0"], "max_new_tokens: at least 1"),
+        (["bench", "--prompts", "/dev/null"], "at least one prompt"),
+        (["plan", "--memory", "nan"], "--memory: a positive number"),
+        (["plan", "--slots", "0"], "slots"),
+        (["plan", "--max-length", "0"], "length"),
+        (["set", "windows.default=nan"], "windows.default"),
+        (["set", "=5"], "key=value"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_a_wrong_option_is_named(tiny_bundle, arguments, message):
+    before = tiny_bundle.stat()
+    assert message in bad(2, arguments[0], tiny_bundle, *arguments[1:])
+    assert (tiny_bundle.stat().st_ino, tiny_bundle.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_recipe_and_flags_meet_in_the_dry_run(tiny_source, tmp_path):

@@ -1,0 +1,93 @@
+"""`dsc kernels`: the GPU kernels and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.console import print_fields, print_json, print_table
+
+Arch = Annotated[str, typer.Option(help="build target, e.g. sm_90")]
+AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="errors with their traceback")]
+
+kernels = typer.Typer(help="List the GPU kernels, or show one.", invoke_without_command=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands to the `dsc` application."""
+    app.add_typer(kernels, name="kernels")
+
+
+@kernels.callback()
+def list_command(
+    context: typer.Context,
+    arch: Arch = "sm_90",
+    bundle: Annotated[Path | None, typer.Option(help="show the kernels that lie in this bundle")] = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """List the GPU kernels, or show one."""
+    if context.invoked_subcommand is not None:
+        return
+    from dsc.compiler.kernel_sheet import list_kernels
+
+    lines = list_kernels(arch, bundle)
+    if as_json:
+        print_json([asdict(line) for line in lines])
+        return
+    rows = [(line.kernel, line.meaning, len(line.variants), ", ".join(line.in_bundle) or "-") for line in lines]
+    print_table(f"kernels on {arch}", ("kernel", "what it does", "variants", "in the bundle"), rows)
+
+
+@kernels.command("show")
+def show_command(
+    name: Annotated[str, typer.Argument(help="of a kernel or a variant")],
+    arch: Arch = "sm_90",
+    axis: Annotated[list[str] | None, typer.Option(help="name=size, e.g. batch=8")] = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Print resources, occupancy, bytes moved and the roofline time of one kernel, compiled here."""
+    from dsc.compiler.kernel_sheet import show_kernel
+
+    sheet = show_kernel(name, arch, _axes(axis or []))
+    record = sheet.record
+    fields: dict[str, object] = {
+        "variant": record.variant,
+        "arch": record.arch,
+        "image": f"{record.image}, sha256 {record.sha256[:16]}",
+        "made by": f"triton {record.triton_version}, assembler {record.assembler_version}",
+        "least driver": f"CUDA {record.minimum_driver // 1000}.{record.minimum_driver % 1000 // 10}",
+        "warps, stages": f"{record.num_warps}, {record.num_stages}",
+        **({} if record.resources is None else record.resources.model_dump()),
+        "dynamic shared memory": record.shared,
+        "instructions": ", ".join(f"{name} {count}" for name, count in record.opcodes.items()) or "-",
+        **({} if sheet.occupancy is None else {"occupancy": _occupancy(asdict(sheet.occupancy))}),
+        "axes": ", ".join(f"{name} {size}" for name, size in sheet.axes.items()),
+        "bytes moved": sheet.nbytes,
+        "FLOP": sheet.flops,
+        f"roofline on {sheet.card}": f"{sheet.roofline_us:.2f} us, bound by {sheet.bound} (computed, not measured)",
+    }
+    if as_json:
+        print_json(fields)
+    else:
+        print_fields(name, fields)
+
+
+def _occupancy(found: dict[str, object]) -> str:
+    return f"{found['blocks']} blocks, {found['warps']} warps ({found['share']:.0%}), limited by {found['limit']}"
+
+
+def _axes(texts: list[str]) -> dict[str, int]:
+    axes = {}
+    for text in texts:
+        name, equals, size = text.partition("=")
+        if not equals or not size.isdecimal():
+            raise RequestError("--axis", f"name=size is required, got {text!r}")
+        axes[name] = int(size)
+    return axes
