@@ -13,7 +13,7 @@ import sys
 import typer
 
 from dsc.bundle_schema.errors import DscError
-from dsc.compiler import cli_bundle, cli_compile, cli_kernels, cli_run, cli_tools
+from dsc.compiler import cli_bundle, cli_compile, cli_kernels, cli_run, cli_schedule, cli_tools
 
 app = typer.Typer(
     name="dsc",
@@ -22,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (cli_compile, cli_bundle, cli_run, cli_kernels, cli_tools):
+for module in (cli_compile, cli_bundle, cli_run, cli_schedule, cli_kernels, cli_tools):
     module.register(app)
 
 

@@ -42,12 +42,13 @@ def run_command(
     threads: Threads = None,
     provider: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     kernels: Annotated[Literal["auto", "native", "ort"], typer.Option(help="CPU kernels")] = "auto",
+    trace: Annotated[Path | None, typer.Option(help="file to which every round is added as a JSON line")] = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="print statistics to stderr")] = True,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Generate text with a bundle."""
-    from dsc.runtime import SamplingParams, load
+    from dsc.runtime import load
 
     text = sys.stdin.read() if prompt is None else prompt
     if not text:
@@ -56,9 +57,10 @@ def run_command(
     stream = model.stream(
         [{"role": "user", "content": text}] if chat else text,
         max_new_tokens=max_new_tokens,
-        sampling=SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed},
         stop=stop or [],
         speculation=speculation_option(speculation),
+        trace=trace,
     )
     for piece in stream:
         if not as_json:

@@ -27,6 +27,8 @@ from dsc.compiler.stages import StageLog
 from dsc.compiler.staging import seal, staged
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dsc.bundle_schema.kv_plan import KvPlan
     from dsc.compiler.exported import ExportedModel
     from dsc.compiler.pairing import Pairing
@@ -93,15 +95,23 @@ def check_request(request: CompileRequest) -> None:
     """Refuse, before any work, what would fail at its end.
 
     Raises:
-        RequestError: the output exists and is not to be replaced, or its folder is not there.
+        RequestError: the output exists and is not to be replaced, is a checkpoint itself, or its folder is not there.
         HostError: a package of the `[compile]` extra is missing.
     """
     output = request.output
+    if output.is_dir():
+        raise RequestError(str(output), "a file is required for the bundle, got a folder")
+    if any(output.exists() and source.exists() and output.samefile(source) for source in _sources(request)):
+        raise RequestError(str(output), "the bundle must not replace the checkpoint that it is made of")
     if output.exists() and not request.force:
         raise RequestError(str(output), "the file exists", "give --force to replace it")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise RequestError(str(output.parent), "a folder that can be written is required for the bundle")
     require_compile_packages()
+
+
+def _sources(request: CompileRequest) -> tuple[Path, ...]:
+    return (request.target,) if request.draft.source is None else (request.target, request.draft.source)
 
 
 def load_sources(request: CompileRequest) -> tuple[Source, Source | None]:
@@ -186,6 +196,8 @@ def dflash_config(request: CompileRequest) -> DflashConfig:
     kinds: dict[Any, Proposer] = {"ngram": Proposer()} if request.draft.kind is not DraftKind.NONE else {}
     if request.draft.kind in (DraftKind.SELF, DraftKind.MODEL):
         kinds[request.draft.kind.value] = Proposer()
+    if kinds:
+        kinds["cache"] = Proposer(enabled=False)  # it keeps texts of one request for the next: to be asked for
     windows = Windows(default=request.window, min=min(2, request.window), max=max(8, request.window))
     return DflashConfig(windows=windows, proposers=kinds)
 

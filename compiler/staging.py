@@ -39,10 +39,10 @@ def seal(staging: Path, output: Path, contents: BundleContents, result: GateResu
     """Put what the gate measured into the bundle and move it to its place in one step.
 
     Args:
-        with_costs: store the measured times, which differ from run to run.
+        with_costs: store the measured times, which differ from run to run, and schedule by them.
     """
     costs = (result.costs,) if with_costs else ()
-    config = contents.config.model_copy(update={"costs": costs})
+    config = contents.config.model_copy(update={"costs": costs, "policy": "calibrated" if costs else "fixed"})
     card = write_card(
         contents.name,
         contents.target.info,

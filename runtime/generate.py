@@ -292,7 +292,7 @@ class SpeculativeModel:
         hooks: tuple[LogitsHook, ...] = request.processors
         if sampling.edits_logits:
             hooks = (LogitsEditor(sampling, self.bundle.manifest.target.info.vocab_size, len(tokens)), *hooks)
-        speculator = self.scheduler.speculator(request.speculation, len(tokens), stats)
+        speculator = self.scheduler.speculator(request.speculation, len(tokens), stats, trace is not None)
         if trace is not None:
             trace.request(stats, tokens, request.max_tokens, request.stop_ids)
         return Decoding(

@@ -40,6 +40,7 @@ class Lane:
         self._kind: str | None = None
         self._started = False
         self._cost = 1.0
+        self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
 
     def configure(self, config: DflashConfig, cap: int) -> None:
         """Take the proposer's row of the table; a configuration may change between rounds."""
@@ -98,7 +99,7 @@ class Lane:
     def draft(self, tokens: Sequence[int], window: int) -> list[int]:
         """Up to `window` drafts, fewer or none when the account cannot pay for them."""
         lag = self.lag(tokens)
-        extra = self._costs.catch_up(lag) if lag else 0.0
+        self.catch_up = extra = self._costs.catch_up(lag) if lag else 0.0
         costs = [self._table[0], *(cost + extra for cost in self._table[1 : window + 1])]
         if self.account is not None:
             window = self.account.admit(costs)

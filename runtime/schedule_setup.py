@@ -19,6 +19,7 @@ from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.speculator import SpeculationOptions, Speculator
 from dsc.runtime.stats import GenerationStats
 
+LOOKUPS = ("ngram", "cache")  # proposers that compute nothing
 _SELF_PRIOR = 0.9  # acceptance to expect of the target's own weights at lower precision
 
 
@@ -84,9 +85,12 @@ class Scheduler:
         return hashlib.sha256((self._manifest.target.model_dump_json() + weights).encode()).hexdigest()
 
     def speculator(
-        self, options: SpeculationOptions | None, n_prompt: int, stats: GenerationStats
+        self, options: SpeculationOptions | None, n_prompt: int, stats: GenerationStats, traced: bool = False
     ) -> Speculator | None:
         """The request's speculation, or None with the reason in the statistics.
+
+        Args:
+            traced: gather the signals for a trace, whatever the policy.
 
         Raises:
             RequestError: it names a proposer that is not offered.
@@ -108,7 +112,7 @@ class Scheduler:
             proposers.append((self._proposer(name, n_prompt), costs))
         stats.speculation = "+".join(kinds)
         refresh = config.calibrated.refresh_costs and stats.costs != MEASURED_HERE
-        return Speculator(proposers, options, self.live, n_prompt, refresh)
+        return Speculator(proposers, options, self.live, n_prompt, refresh, traced=traced)
 
     def _kinds(self, options: SpeculationOptions) -> list[ProposerKind]:
         """Who may draft: the proposer that is named; the bundle's draft where the window is fixed; otherwise all."""
@@ -137,9 +141,13 @@ def _proposers(config: DflashConfig, manifest: Manifest, draft: CachedModel | No
     }
     if draft is not None:
         kind: ProposerKind = manifest.draft.kind
-        prior = _SELF_PRIOR if kind == "self" else config.calibrated.prior_acceptance
-        proposers[kind] = _model_proposer(kind, draft, manifest, prior)
+        proposers[kind] = _model_proposer(kind, draft, manifest, draft_prior(config, kind))
     return proposers
+
+
+def draft_prior(config: DflashConfig, kind: ProposerKind) -> float:
+    """Acceptance of a draft model's positions before anything was seen."""
+    return _SELF_PRIOR if kind == "self" else config.calibrated.prior_acceptance
 
 
 def _model_proposer(kind: ProposerKind, model: CachedModel, manifest: Manifest, prior: float) -> ModelProposer:

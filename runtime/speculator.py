@@ -107,6 +107,8 @@ class Speculator:
         live: the configuration; what changes in it holds from the next round on.
         n_prompt: tokens of the sequence that are its prompt.
         refresh: correct the costs by measured times. Decisions then depend on a clock.
+        meter: gathers the signals.
+        traced: gather them although the policy does not ask for them.
     """
 
     def __init__(
@@ -116,6 +118,8 @@ class Speculator:
         live: LiveConfig,
         n_prompt: int,
         refresh: bool = False,
+        meter: SignalMeter | None = None,
+        traced: bool = False,
     ) -> None:
         config = live.current
         fallback = config.fallback.enabled if options.fallback is None else options.fallback
@@ -127,7 +131,8 @@ class Speculator:
             Lane(index, proposer, costs, config, self._cap(config, proposer), share)
             for index, (proposer, costs) in enumerate(proposers)
         ]
-        self._meter = SignalMeter(config, n_prompt)
+        self._meter = meter or SignalMeter(config, n_prompt)
+        self._traced = traced
         self._history = History()
         self._rounds = 0
         self._used: Lane | None = None
@@ -138,7 +143,7 @@ class Speculator:
         self._version = self._live.version
         self._rules = config.rules
         self._policy = make_policy(config, self._options.window)
-        self.reads_signals = self._options.window is None and wants_signals(config)
+        self.reads_signals = self._traced or (self._options.window is None and wants_signals(config))
         for lane in self._lanes:
             lane.configure(config, self._cap(config, lane.proposer))
             lane.proposer.watch = self._meter.see_draft if self.reads_signals else None
@@ -175,6 +180,11 @@ class Speculator:
             return Draft(reason="cool-down", signals=signals)
         self._used = lane
         return Draft(tuple(ids), "", lane.proposer.kind, choice.window, signals)
+
+    @property
+    def catch_up_steps(self) -> float:
+        """What the drafting model of this round had to read first, in plain decoding steps."""
+        return self._used.catch_up if self._used is not None else 0.0
 
     def see_target(self, row: NDArray[np.float32]) -> None:
         """The row [V] of the target's logits that gave the newest token; only if `reads_signals`."""

@@ -1,7 +1,8 @@
 """Admission and the output's distribution, by exact enumeration of two-token texts (DSpark, Appendix A).
 
 A draft is sampled from q and verified by rejection sampling, if it is admitted. An admission that looks at the
-confidence of the second position knows which token was sampled at the first, and so verifies some tokens more often than others.
+confidence of the second position knows which token was sampled at the first, and so verifies some tokens more often
+than others.
 """
 
 from collections.abc import Callable

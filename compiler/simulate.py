@@ -1,0 +1,227 @@
+"""`dsc simulate`: what other policies would have done on a recorded trace, by the bundle's cost curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from dsc.bundle_schema.container import open_bundle
+from dsc.bundle_schema.dflash_config import (
+    DFLASH_CONFIG_NAME,
+    MAX_WINDOW,
+    CostCurve,
+    DflashConfig,
+    PolicyName,
+    ProposerKind,
+    apply_override,
+    parse_config,
+)
+from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.replay import ReplayCounts, ReplaySetup, replay
+from dsc.compiler.trace_reader import TracedRequest, measured_rounds, read_trace, recorded_acceptance
+from dsc.runtime.costs import assumed_costs, curve_costs
+from dsc.runtime.schedule_costs import LiveCosts
+from dsc.runtime.schedule_setup import LOOKUPS, draft_prior
+from dsc.runtime.speculator import SpeculationOptions
+
+CostSource = Literal["curve", "trace"]
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """A policy as named on the command line: ``off``, ``fixed:4``, ``rules``, ``calibrated`` or ``batched``."""
+
+    text: str
+    policy: PolicyName | None
+    window: int | None = None
+
+
+def parse_policies(text: str) -> list[PolicySpec]:
+    """Comma-separated policies.
+
+    Raises:
+        RequestError: one of them is none; it is named.
+    """
+    return [_parse_policy(part.strip()) for part in text.split(",")]
+
+
+def _parse_policy(text: str) -> PolicySpec:
+    name, _, window = text.partition(":")
+    if text == "off":
+        return PolicySpec(text, None)
+    if name == "fixed" and window.isdecimal() and 1 <= int(window) <= MAX_WINDOW:
+        return PolicySpec(text, "fixed", int(window))
+    if text in get_args(PolicyName):
+        return PolicySpec(text, cast("PolicyName", text))
+    known = "off, fixed, fixed:1 to fixed:16, rules, calibrated, batched"
+    raise RequestError("--policy", f"one of {known} is required, got {text[:40]!r}")
+
+
+class _Bench:
+    """A bundle's schedule and a trace, on which policies are tried."""
+
+    def __init__(self, bundle: Path, requests: Sequence[TracedRequest], source: CostSource) -> None:
+        opened = open_bundle(bundle)
+        self._config = parse_config(opened.read(DFLASH_CONFIG_NAME))
+        self._draft: ProposerKind = opened.manifest.draft.kind
+        self._has_model = opened.manifest.draft.model is not None
+        self._requests = requests
+        self.curve = self._config.costs[0] if self._config.costs else None
+        self._source = source
+        self.step_ms = self._step_ms()
+
+    def kinds(self) -> tuple[ProposerKind, ...]:
+        """Who may draft, the bundle's own draft first."""
+        rows = self._config.proposers
+        kinds: list[ProposerKind] = [self._draft] if self._has_model else []
+        kinds += ["ngram"]
+        if "cache" in rows and self._config.cache.enabled:
+            kinds += ["cache"]
+        return tuple(kind for kind in kinds if kind not in rows or rows[kind].enabled)
+
+    def run(self, spec: PolicySpec) -> ReplayCounts:
+        """Replay the trace by one policy."""
+        config = self._config if spec.policy is None else apply_override(self._config, {"policy": spec.policy})
+        kinds = self.kinds()
+        if spec.policy == "fixed":
+            kinds = tuple(kind for kind in kinds if kind == self._draft)
+        setup = ReplaySetup(
+            config=config,
+            options=SpeculationOptions(window=spec.window) if spec.policy else None,
+            kinds=kinds,
+            decide={kind: self._costs(config, kind) for kind in kinds},
+            spend={"": self._spent(self._draft).costs()} | {str(kind): self._spent(kind).costs() for kind in kinds},
+            rates={kind: (self._rate(kind), draft_prior(config, kind)) for kind in kinds if kind not in LOOKUPS},
+        )
+        return replay(setup, self._requests)
+
+    def _costs(self, config: DflashConfig, kind: ProposerKind) -> LiveCosts:
+        return curve_costs(config, self.curve, kind) if self.curve else assumed_costs(config, kind)
+
+    def _spent(self, kind: ProposerKind) -> LiveCosts:
+        """Costs that are counted: the curve's, or with what the trace measured where it measured something."""
+        costs = self._costs(self._config, kind)
+        if self._source == "trace":
+            for line in measured_rounds(self._requests):
+                drafted = len(line.draft_ids) if line.proposer == kind else 0
+                costs.observe(len(line.draft_ids) + 1, line.ms["forward"], drafted, line.ms.get("propose", 0.0))
+        return costs
+
+    def _step_ms(self) -> float:
+        """Milliseconds of a plain step."""
+        host = self.curve.host_ms if self.curve else 0.0
+        return self._spent(self._draft).verify_ms()[0] + host
+
+    def _rate(self, kind: ProposerKind) -> float:
+        known = [right for request in self._requests for right in recorded_acceptance(request, kind).values()]
+        return sum(known) / len(known) if known else draft_prior(self._config, kind)
+
+    def recorded(self, kind: ProposerKind) -> int:
+        """How many of a draft's tokens were judged in the recording."""
+        return sum(len(recorded_acceptance(request, kind)) for request in self._requests)
+
+
+def simulate(bundle: Path, trace: Path, policies: str, source: CostSource = "curve") -> dict[str, Any]:
+    """Try policies on a trace.
+
+    Args:
+        policies: see `parse_policies`.
+        source: ``curve`` takes the bundle's measured costs, ``trace`` corrects them by the trace's own times.
+
+    Returns:
+        `rows`, one a policy: tokens/s, speed against plain decoding, tokens a round, acceptance, windows, proposers,
+        and why rounds were plain; `recorded`, the trace's own run; `notes` on what had to be assumed.
+
+    Raises:
+        RequestError: a policy or the trace is not what it should be.
+        BundleError: the bundle is not sound.
+    """
+    specs = parse_policies(policies)
+    requests = read_trace(trace)
+    bench = _Bench(bundle, requests, source)
+    rows = [_row(spec.text, bench.run(spec), bench.step_ms) for spec in specs]
+    return {
+        "bundle": str(bundle),
+        "trace": str(trace),
+        "costs": source,
+        "n_requests": len(requests),
+        "recorded": _recorded(requests),
+        "rows": rows,
+        "notes": _notes(bench, bench.curve, requests),
+    }
+
+
+def _row(name: str, counts: ReplayCounts, step_ms: float) -> dict[str, Any]:
+    seconds = counts.steps * step_ms / 1000
+    return {
+        "policy": name,
+        "tokens_per_second": counts.tokens / seconds if seconds else 0.0,
+        "speed": counts.tokens / counts.steps if counts.steps else 0.0,
+        "tokens_per_round": counts.tokens / counts.rounds if counts.rounds else 0.0,
+        "rounds": counts.rounds,
+        "proposed": counts.proposed,
+        "acceptance": counts.accepted / counts.evaluated if counts.evaluated else 0.0,
+        "windows": {str(window): count for window, count in sorted(counts.windows.items())},
+        "proposers": dict(counts.proposers),
+        "plain_rounds": dict(counts.reasons),
+    }
+
+
+def _recorded(requests: Sequence[TracedRequest]) -> dict[str, Any]:
+    """The trace's own run, rounds only."""
+    lines = list(measured_rounds(requests))
+    ms = sum(sum(line.ms.values()) for line in lines)
+    tokens = sum(len(line.new_ids) for line in lines)
+    return {
+        "policy": requests[0].request.policy,
+        "speculation": requests[0].request.speculation,
+        "tokens_per_second": tokens / ms * 1000 if ms else 0.0,
+        "tokens_per_round": tokens / len(lines) if lines else 0.0,
+    }
+
+
+def _notes(bench: _Bench, curve: CostCurve | None, requests: Sequence[TracedRequest]) -> list[str]:
+    notes = [] if curve else ["the bundle has no cost curve: costs are assumed"]
+    for kind in bench.kinds():
+        if kind not in LOOKUPS:
+            n_known = bench.recorded(kind)
+            n_tokens = sum(len(line.new_ids) for request in requests for line in request.rounds)
+            notes.append(f"{kind}: {n_known} of {n_tokens} drafts recorded, the others drawn at the recorded rate")
+    if not any(line.signals for request in requests for line in request.rounds):
+        notes.append("the trace has no signals: `rules` sees only what is computed from tokens")
+    return notes
+
+
+def draw_simulation(report: dict[str, Any], picture: Path) -> None:
+    """Bars of tokens/s, and the windows that each policy chose.
+
+    Raises:
+        RequestError: the file's ending names no picture format.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = report["rows"]
+    names = [row["policy"] for row in rows]
+    figure, (speeds, windows) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    speeds.bar(names, [row["tokens_per_second"] for row in rows])
+    speeds.axhline(report["recorded"]["tokens_per_second"], linestyle="--", color="grey", label="recorded run")
+    speeds.set_ylabel("tokens/s")
+    speeds.legend()
+    for row in rows:
+        counts = [row["windows"].get(str(window), 0) for window in range(MAX_WINDOW + 1)]
+        total = sum(counts) or 1
+        windows.plot(range(MAX_WINDOW + 1), [count / total for count in counts], marker="o", label=row["policy"])
+    windows.set_xlabel("drafts in a round")
+    windows.set_ylabel("share of rounds")
+    windows.legend()
+    try:
+        figure.savefig(picture)
+    except ValueError as error:
+        raise RequestError(str(picture), f"an ending that names a picture format is required: {error}") from None
+    finally:
+        pyplot.close(figure)

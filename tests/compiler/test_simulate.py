@@ -1,0 +1,148 @@
+"""The simulator against real runs of the same policies: windows, acceptance and rounds, token for token."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_bundle import toy_bundle
+
+from dsc.bundle_schema.dflash_config import CostCurve, DflashConfig, Proposer
+from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.simulate import draw_simulation, parse_policies, simulate
+from dsc.compiler.trace_reader import read_trace
+from dsc.runtime import load
+
+VOCAB = 13
+RNG = np.random.default_rng(3)
+TARGET = RNG.normal(size=(VOCAB, VOCAB)).astype(np.float32)
+DRAFT = TARGET + 0.5 * RNG.normal(size=TARGET.shape).astype(np.float32)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+CURVE = CostCurve(
+    device="toy",
+    verify_ms=tuple(10.0 + row for row in range(16)),
+    draft_ms={"self": tuple(1.0 * k for k in range(1, 17))},
+)
+
+
+def bundle(folder: Path, draft: bool, policy: str, cache: bool = False) -> Path:
+    kinds = ["ngram", *(["self"] if draft else [])]
+    table = {kind: Proposer() for kind in kinds} | {"cache": Proposer(enabled=cache)}
+    config = DflashConfig(policy=policy, costs=(CURVE,), proposers=table)
+    tables = (TARGET, DRAFT) if draft else (TARGET,)
+    kind = "self" if draft else "ngram"
+    path = folder / f"{policy}.dsmodel"
+    return toy_bundle(path, *tables, draft_kind=kind, max_length=256, config=config, history=False)
+
+
+def record(path: Path, trace: Path, **options) -> list:
+    model = load(path, verify="never")
+    return [model.generate(prompt, 150, trace=trace, **options).stats for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("policy", ["calibrated", "rules", "batched", "fixed:4"])
+def test_lookups_are_replayed_exactly_from_a_plain_run(tmp_path, policy):
+    name, _, window = policy.partition(":")
+    path = bundle(tmp_path, draft=False, policy=name)
+    record(path, tmp_path / "plain.jsonl", speculation="off")
+    stats = record(path, tmp_path / "real.jsonl", speculation={"window": int(window)} if window else "auto")
+    if name == "rules":  # its signals are in a trace of its own
+        (tmp_path / "real.jsonl").rename(tmp_path / "plain.jsonl")
+    (row,) = simulate(path, tmp_path / "plain.jsonl", policy)["rows"]
+    assert row["proposed"] == sum(run.proposed for run in stats)
+    assert row["rounds"] == sum(run.rounds for run in stats) - len(PROMPTS)
+    windows = sum((run.windows for run in stats), start=type(stats[0].windows)())
+    windows[0] -= len(PROMPTS)
+    assert row["windows"] == {str(k): n for k, n in sorted(windows.items()) if n}
+
+
+@pytest.mark.parametrize("policy", ["calibrated", "rules"])
+def test_a_recorded_draft_is_replayed_exactly_by_the_policy_that_recorded_it(tmp_path, policy):
+    path = bundle(tmp_path, draft=True, policy=policy)
+    stats = record(path, tmp_path / "t.jsonl")
+    (row,) = simulate(path, tmp_path / "t.jsonl", policy)["rows"]
+    assert row["proposed"] == sum(run.proposed for run in stats)
+    assert row["proposers"] == {
+        kind: sum(run.proposers[kind].rounds for run in stats if kind in run.proposers) for kind in row["proposers"]
+    }
+
+
+def test_another_policy_is_predicted_within_ten_percent(tmp_path):
+    """The simulator's tokens a round for `calibrated`, from a trace of `fixed:4`, against a real run of it."""
+    path = bundle(tmp_path, draft=True, policy="calibrated")
+    record(path, tmp_path / "fixed.jsonl", speculation={"window": 4, "fallback": False})
+    stats = record(path, tmp_path / "real.jsonl")
+    report = simulate(path, tmp_path / "fixed.jsonl", "calibrated,off")
+    predicted = report["rows"][0]["tokens_per_round"]
+    real = sum(run.emitted - 1 for run in stats) / sum(run.rounds - 1 for run in stats)
+    assert predicted == pytest.approx(real, rel=0.1)
+    assert report["rows"][1]["speed"] == pytest.approx(1)
+    assert report["rows"][1]["tokens_per_second"] == pytest.approx(100)
+
+
+def test_the_continuation_cache_is_replayed_across_generations(tmp_path):
+    path = bundle(tmp_path, draft=False, policy="calibrated", cache=True)
+    model = load(path, verify="never")
+    stats = [model.generate([3, 1, 4], 100, trace=tmp_path / "t.jsonl").stats for _ in range(2)]
+    (row,) = simulate(path, tmp_path / "t.jsonl", "calibrated")["rows"]
+    assert row["proposers"]["cache"] == sum(run.proposers["cache"].rounds for run in stats if "cache" in run.proposers)
+
+
+def test_costs_of_the_trace_follow_its_times(tmp_path):
+    path = bundle(tmp_path, draft=False, policy="calibrated")
+    trace = tmp_path / "t.jsonl"
+    record(path, trace)
+    slower = [json.loads(line) for line in trace.read_text().splitlines()]
+    for line in slower:
+        if line["event"] == "round" and line["ms"].get("forward"):
+            line["ms"]["forward"] = 2 * CURVE.verify_ms[len(line["draft_ids"])]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in slower))
+    (by_curve,) = simulate(path, trace, "calibrated")["rows"]
+    (by_trace,) = simulate(path, trace, "calibrated", "trace")["rows"]
+    assert by_trace["tokens_per_second"] == pytest.approx(by_curve["tokens_per_second"] / 2)
+
+
+def test_the_plot_is_drawn_and_a_bad_ending_is_named(tmp_path):
+    path = bundle(tmp_path, draft=False, policy="calibrated")
+    record(path, tmp_path / "t.jsonl")
+    report = simulate(path, tmp_path / "t.jsonl", "calibrated,off")
+    draw_simulation(report, tmp_path / "p.svg")
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+    with pytest.raises(RequestError, match="picture format"):
+        draw_simulation(report, tmp_path / "p.nonsense")
+
+
+@pytest.mark.parametrize("text", ["", "fast", "fixed:0", "fixed:17", "calibrated,"])
+def test_a_policy_that_is_none_is_named(text):
+    with pytest.raises(RequestError, match="--policy"):
+        parse_policies(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: lines[1:], "begins with a request"),
+        (lambda lines: [], "at least one generation"),
+        (lambda lines: [*lines, "{"], "a JSON object is required"),
+        (lambda lines: [lines[0].replace('"1.0"', '"2.0"'), *lines[1:]], "schema 1.0 is required"),
+        (lambda lines: [lines[0], *lines[2:]], "a round at 5 tokens is required, got one at 6"),
+        (lambda lines: [lines[0], lines[1].replace('"accepted":0', '"accepted":9'), *lines[2:]], "cannot have been"),
+        (lambda lines: [lines[0].replace('"prompt_ids"', '"prompt"'), *lines[1:]], "prompt_ids"),
+    ],
+)
+def test_a_bad_trace_is_refused_with_its_line(tmp_path, change, message):
+    path = bundle(tmp_path, draft=False, policy="fixed")
+    trace = tmp_path / "t.jsonl"
+    load(path, verify="never").generate(PROMPTS[0], 20, trace=trace)
+    trace.write_text("\n".join(change(trace.read_text().splitlines())))
+    with pytest.raises(RequestError, match=message):
+        read_trace(trace)
+
+
+def test_a_trace_that_breaks_off_counts_as_far_as_it_goes(tmp_path):
+    path = bundle(tmp_path, draft=False, policy="fixed")
+    trace = tmp_path / "t.jsonl"
+    load(path, verify="never").generate(PROMPTS[0], 20, trace=trace)
+    trace.write_text("\n".join(trace.read_text().splitlines()[:4]))
+    (request,) = read_trace(trace)
+    assert len(request.tokens) > len(PROMPTS[0])
