@@ -14,16 +14,15 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when numpy is imported: the thr
 
 import numpy as np
 
-BYTES = 1 << 29
 PASSES = 12
 
 
-def read_bandwidth(threads: int, n_bytes: int = BYTES, passes: int = PASSES) -> float:
+def read_bandwidth(threads: int, n_bytes: int) -> float:
     """Bytes a second that `threads` threads read together; a dot product reads and does little else."""
     parts = np.array_split(np.ones(n_bytes // 4, np.float32), threads)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(passes):
+        for _ in range(PASSES):
             start = perf_counter()
             list(pool.map(lambda part: float(np.dot(part, part)), parts))
             best = max(best, n_bytes / (perf_counter() - start))
@@ -33,7 +32,9 @@ def read_bandwidth(threads: int, n_bytes: int = BYTES, passes: int = PASSES) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    print(f"{read_bandwidth(parser.parse_args().threads):.0f}")
+    parser.add_argument("--megabytes", type=int, default=512, help="size of the array")
+    given = parser.parse_args()
+    print(f"{read_bandwidth(given.threads, given.megabytes << 20):.0f}")
 
 
 if __name__ == "__main__":

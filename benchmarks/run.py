@@ -91,11 +91,16 @@ def all_cases(bundle: Path, per_category: int, n_tokens: int) -> tuple[list[Case
     return fixed, cases
 
 
+def read_bandwidth(threads: int, megabytes: int = 512) -> float:
+    """Bytes a second that this machine reads; measured in a process that holds nothing else."""
+    script = str(Path(__file__).parent / "memory_bandwidth.py")
+    command = [sys.executable, script, "--threads", str(threads), "--megabytes", str(megabytes)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def machine_facts(given: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
-    script = str(Path(__file__).parent / "memory_bandwidth.py")
-    command = [sys.executable, script, "--threads", str(given.threads)]
-    bandwidth = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    bandwidth = read_bandwidth(given.threads)
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
