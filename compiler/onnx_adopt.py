@@ -8,7 +8,7 @@ from dsc.compiler.exported import ExportedModel
 from dsc.compiler.onnx_external import read_onnx
 from dsc.compiler.onnx_facts import StatedFacts, adopted_info, cache_heads, read_files
 from dsc.compiler.onnx_ports import cache_names, find_ports
-from dsc.compiler.onnx_wrap import to_pools, upgrade_operators
+from dsc.compiler.onnx_wrap import infer_types, to_pools, upgrade_operators
 
 
 def adopt_onnx(path: Path, stated: StatedFacts = StatedFacts()) -> ExportedModel:  # noqa: B008 - frozen
@@ -37,6 +37,7 @@ def adopt_onnx(path: Path, stated: StatedFacts = StatedFacts()) -> ExportedModel
     upgrade_operators(model, where)
     if not ports.pools:
         to_pools(model, ports, heads, where)
+    infer_types(model)
     kept = [value for value in model.graph.outputs if value.name not in ports.ignored]
     model.graph.outputs[:] = kept
     notes = ["logits were not compared with another framework's: the model came as a graph"]

@@ -52,10 +52,11 @@ def read_onnx(path: Path) -> ir.Model:
     import onnx_ir as ir
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphInitializersToMainGraphPass
+    from onnx_ir.serde import SerdeError
 
     try:
         model: ir.Model = ir.from_proto(onnx.load(path, load_external_data=False))
-    except (DecodeError, ValueError, KeyError, TypeError, OSError, NotImplementedError) as error:
+    except (DecodeError, SerdeError, ValueError, KeyError, OSError) as error:
         raise ModelError(str(path), f"an ONNX model is required, this cannot be read: {_first_line(error)}") from error
     _replace_tensors(model, _resolver(path))
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -202,4 +203,7 @@ def _label(node: ir.Node) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    """What went wrong first: readers wrap it, layer by layer, in sentences about themselves."""
+    while error.__context__ is not None:
+        error = error.__context__
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -25,6 +25,16 @@ OPSET, OLDEST_OPSET = 23, 18
 _PAST_INPUTS = {("", "Attention"): (4, 5), (MICROSOFT, "MultiHeadAttention"): (6, 7)}
 """Operators that append to a cache themselves: where they take past keys and values; they return them as 1 and 2."""
 
+_SAME_TYPE = (
+    "FusedMatMul",
+    "GroupQueryAttention",
+    "MatMulNBits",
+    "MultiHeadAttention",
+    "RotaryEmbedding",
+    "SkipSimplifiedLayerNormalization",
+)
+"""onnxruntime's operators whose results have the element type of what they read."""
+
 
 def upgrade_operators(model: ir.Model, where: str) -> None:
     """Operators as of opset 23, which the passes write and read.
@@ -49,6 +59,18 @@ def _name_norms(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if is_op(node, "SimplifiedLayerNormalization") and len(node.outputs) == 1:
             node.op_type = "RMSNormalization"
+
+
+def infer_types(model: ir.Model) -> None:
+    """Types of inner values, where the exporter left them out: later passes put in operators that only dsc knows."""
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    activations = next(value.type for value in model.graph.inputs if value.name == POOL_NAMES.past_key % 0)
+    for node in model.graph.all_nodes():
+        if node.domain == MICROSOFT and node.op_type in _SAME_TYPE:
+            for output in node.outputs:
+                output.type = output.type or (activations if output.name else None)
+    ShapeInferencePass(strict_mode=False)(model)
 
 
 def to_pools(model: ir.Model, ports: GraphPorts, heads: Sequence[tuple[int, int]], where: str) -> None:
