@@ -1,8 +1,8 @@
 """Microseconds of one scheduling decision, by policy, and of reading the signals; prints medians.
 
 A decision is what `Policy.choose` does with three proposers' offers of up to 8 drafts. The second column is everything
-that `Speculator.propose` does around it for prompt lookup and a draft model that drafts nothing: looking up 2,000 tokens
-of history, offers, accounts. The third is the signals' share: top three of one row of 49,152 logits and their averages.
+that `Speculator.propose` does around it for prompt lookup and a draft model that drafts nothing: looking up in 2,000
+tokens, offers, accounts. The last line is the signals' share: top three of a row of 49,152 logits and their averages.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ def main() -> None:
         print(f"{name:12}{choose:12.1f}{propose:12.1f}")
     meter = SignalMeter(DflashConfig(), 100)
     row = np.random.default_rng(0).normal(size=49152).astype(np.float32)
-    print(
-        f"signals of one row: {microseconds(lambda: (meter.see_target(row), meter.settle(4, 2), meter.read(200))):.1f} us"
-    )
+    signals_us = microseconds(lambda: (meter.see_target(row), meter.settle(4, 2), meter.read(200)))
+    print(f"signals of one row: {signals_us:.1f} us")
 
 
 if __name__ == "__main__":

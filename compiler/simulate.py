@@ -111,8 +111,7 @@ class _Bench:
 
     def _step_ms(self) -> float:
         """Milliseconds of a plain step."""
-        host = self.curve.host_ms if self.curve else 0.0
-        return self._spent(self._draft).verify_ms()[0] + host
+        return self._spent(self._draft).costs().step_ms
 
     def _rate(self, kind: ProposerKind) -> float:
         known = [right for request in self._requests for right in recorded_acceptance(request, kind).values()]

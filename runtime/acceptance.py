@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 
 @dataclass
@@ -80,10 +79,12 @@ class RoundCosts:
     Attributes:
         verify: cost of a target forward with 1, 2, 3, ... rows; the first entry is 1.
         draft: cost of proposing 1, 2, 3, ... tokens; empty when it costs nothing.
+        step_ms: milliseconds of a plain step.
     """
 
     verify: tuple[float, ...]
     draft: tuple[float, ...] = ()
+    step_ms: float = 1.0
 
     def round(self, window: int) -> float:
         """Cost of a round with `window` drafts."""
@@ -105,14 +106,22 @@ class RoundCosts:
         Args:
             host_ms: the rest of a round; it is part of a plain step as well.
         """
-        step = verify_ms[0] + host_ms
-        verify = _rising((ms + host_ms) / step for ms in verify_ms)
-        return cls(verify, _rising(ms / step for ms in draft_ms))
+        verify = _rising([ms + host_ms for ms in verify_ms])
+        step = verify[0]
+        draft = _rising(draft_ms)
+        return cls(tuple(ms / step for ms in verify), tuple(ms / step for ms in draft), step)
 
 
-def _rising(costs: Iterable[float]) -> tuple[float, ...]:
-    """More work cannot be cheaper: noise in a measurement that says so is levelled."""
-    return tuple(accumulate(costs, max))
+def _rising(costs: Sequence[float]) -> tuple[float, ...]:
+    """More work cannot be cheaper: neighbours that say so are noise and share their mean (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for cost in costs:
+        mean, size = cost, 1
+        while pools and pools[-1][0] > mean:
+            before, n_before = pools.pop()
+            mean, size = (before * n_before + mean * size) / (n_before + size), n_before + size
+        pools.append((mean, size))
+    return tuple(mean for mean, size in pools for _ in range(size))
 
 
 def _extend(costs: tuple[float, ...], count: int) -> float:

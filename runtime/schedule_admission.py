@@ -11,25 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def admitted_prefix(survivals: Sequence[Sequence[float]], speed: Sequence[float]) -> list[int]:
+def admitted_prefix(survivals: Sequence[Sequence[float]], costs: Sequence[float]) -> list[int]:
     """How many draft positions of each sequence to verify.
 
     Args:
         survivals: per sequence, the probability that all drafts up to position 1, 2, ... are accepted; never rising.
-        speed: entry b is verifications a second with b admitted drafts besides one row a sequence; as many as it has
+        costs: entry b is the time of a round with b admitted drafts besides one row a sequence; as many as it has
             entries are considered.
     """
-    order = sorted(
-        ((-survival, position, row) for row, chain in enumerate(survivals) for position, survival in enumerate(chain)),
-    )
+    order = [(-share, place, row) for row, chain in enumerate(survivals) for place, share in enumerate(chain, 1)]
+    order.sort()
     admitted = [0] * len(survivals)
     tokens = float(len(survivals))
-    best = tokens * speed[0]
-    for count, (negative, position, row) in enumerate(order[: len(speed) - 1], 1):
+    best = tokens / costs[0]
+    for count, (negative, place, row) in enumerate(order[: len(costs) - 1], 1):
         tokens -= negative
-        rate = tokens * speed[count]
+        rate = tokens / costs[count]
         if rate <= best:
             break
         best = rate
-        admitted[row] = position + 1
+        admitted[row] = place
     return admitted

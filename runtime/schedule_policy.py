@@ -125,9 +125,10 @@ class BatchedPolicy:
         for offer in offers:
             tokens = [1.0, *offer.acceptance.expected(offer.limit)]
             survival = [after - before for before, after in pairwise(tokens)]
-            (admitted,) = admitted_prefix([survival], [1 / cost for cost in offer.costs[: offer.limit + 1]])
-            if tokens[admitted] / offer.costs[admitted] > rate:
-                best, window, rate = offer, admitted, tokens[admitted] / offer.costs[admitted]
+            (admitted,) = admitted_prefix([survival], offer.costs)
+            gain = tokens[admitted] / offer.costs[admitted]
+            if gain > rate:
+                best, window, rate = offer, admitted, gain
         return Choice(best, window, "" if window else "does not pay")
 
 

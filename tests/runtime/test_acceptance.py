@@ -68,3 +68,9 @@ def test_costs_start_at_one_and_never_fall(verify_ms, draft_ms):
     assert rounds[0] == pytest.approx(1)
     assert all(later >= earlier - 1e-9 for earlier, later in pairwise(rounds))
     assert costs.catch_up(0) == 0
+
+
+def test_one_noisy_measurement_does_not_hide_what_more_rows_cost():
+    costs = RoundCosts.from_ms([10.0, 30.0, 12.0, 13.0, 20.0])
+    assert costs.verify == pytest.approx((1.0, 55 / 30, 55 / 30, 55 / 30, 2.0))
+    assert RoundCosts.from_ms([12.0, 8.0, 20.0]).step_ms == pytest.approx(10)

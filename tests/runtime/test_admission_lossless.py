@@ -21,7 +21,7 @@ A1, C2 = 0.8, (0.9, 0.1)  # survival of the first position; confidence of the se
 
 
 def ours(survival: list[float], speed: list[float]) -> int:
-    return admitted_prefix([survival], speed)[0]
+    return admitted_prefix([survival], [1 / rate for rate in speed])[0]
 
 
 def looks_ahead(survival: list[float], speed: list[float]) -> int:

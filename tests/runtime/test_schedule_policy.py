@@ -89,15 +89,15 @@ def test_batched_admits_while_the_rate_rises():
 
 def test_admission_stops_at_the_first_fall():
     # Two drafts would pay again, but the second may not be looked at: speeds and survivals of DSpark's example.
-    assert admitted_prefix([[0.8, 0.8]], [1.0, 0.5, 0.45]) == [0]
-    assert admitted_prefix([[0.8, 0.8]], [1.0, 0.6, 0.35]) == [1]
+    assert admitted_prefix([[0.8, 0.8]], [1 / 1.0, 1 / 0.5, 1 / 0.45]) == [0]
+    assert admitted_prefix([[0.8, 0.8]], [1 / 1.0, 1 / 0.6, 1 / 0.35]) == [1]
 
 
 @given(
     st.lists(st.lists(st.floats(0, 1), max_size=6), min_size=1, max_size=5),
     st.lists(st.floats(0.01, 1), min_size=1, max_size=20),
 )
-def test_admission_takes_prefixes_of_the_likeliest_positions(conditionals, speed):
+def test_admission_takes_prefixes_of_the_likeliest_positions(conditionals, costs):
     survivals = []
     for row in conditionals:
         chain, product = [], 1.0
@@ -105,12 +105,12 @@ def test_admission_takes_prefixes_of_the_likeliest_positions(conditionals, speed
             product *= share
             chain.append(product)
         survivals.append(chain)
-    admitted = admitted_prefix(survivals, speed)
+    admitted = admitted_prefix(survivals, costs)
     taken = [chain[i] for chain, n in zip(survivals, admitted, strict=True) for i in range(n)]
     left = [chain[n] for chain, n in zip(survivals, admitted, strict=True) if n < len(chain)]
-    assert len(taken) < len(speed)
+    assert len(taken) < len(costs)
     assert not taken or not left or min(taken) >= max(left)
-    rates = [(len(survivals) + sum(sorted(taken, reverse=True)[:n])) * speed[n] for n in range(len(taken) + 1)]
+    rates = [(len(survivals) + sum(sorted(taken, reverse=True)[:n])) / costs[n] for n in range(len(taken) + 1)]
     assert rates == sorted(rates)
 
 
