@@ -16,7 +16,7 @@ from dsc.compiler.build_graphs import BuiltModel, build_graphs
 from dsc.compiler.card import write_card
 from dsc.compiler.compile_report import CompileReport
 from dsc.compiler.doctor import require_compile_packages
-from dsc.compiler.emit import BundleContents, emit_bundle
+from dsc.compiler.emit import BundleContents, GraphPart, ModelPart, emit_bundle
 from dsc.compiler.gate import GateResult, run_gate
 from dsc.compiler.gate_checks import Reference
 from dsc.compiler.onnx_facts import StatedFacts
@@ -88,6 +88,8 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
     reports = {**target.reports, **(draft.reports if draft else {})}
     parts = [pair.target, target, *((pair.draft, draft) if pair.draft and draft else ())]
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    if not pair.target.tokenizer:
+        notes += ("the target has no tokenizer.json: the bundle takes and gives token ids only",)
     return CompileReport.of(request, tuple(log.reports), reports, result, notes)
 
 
@@ -174,7 +176,7 @@ def bundle_contents(
     unmeasured = Certificate(verdict="not_strict", reasons=("not measured",), device="none")
     return BundleContents(
         name=name,
-        target=target.part,
+        target=ModelPart(target.part.info, (*target.part.graphs, *verify_graphs())),
         draft_kind=request.draft.kind.value,
         draft=draft.part if draft is not None else None,
         tokenizer=pair.target.tokenizer,
@@ -188,6 +190,16 @@ def bundle_contents(
         sources=sources,
         licences=licences,
         created_by={tool.removesuffix("-toolchain"): metadata.version(tool) for tool in TOOLS},
+    )
+
+
+def verify_graphs() -> tuple[GraphPart, ...]:
+    """The tails that judge drafts by logits, for runtimes that keep the logits on a device."""
+    from dsc.kernels.tail_graphs import greedy_tail, sampled_tail
+
+    return (
+        GraphPart("verify/greedy.onnx", "verify_greedy", greedy_tail(), "fp32"),
+        GraphPart("verify/sampled.onnx", "verify_sampled", sampled_tail("deterministic"), "fp32"),
     )
 
 

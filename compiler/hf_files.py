@@ -136,9 +136,10 @@ def _get(report: Any, key: str) -> Any:
 
 
 def tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """The tokenizer's files as they are; files that do not exist are left out."""
+    """The tokenizer's files as they are; none at all without tokenizer.json, which the others only add to."""
     found = {name: directory / name for name in _TOKENIZER_FILES}
-    return {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+    files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+    return files if "tokenizer.json" in files else {}
 
 
 def generation_config(directory: Path) -> Any:

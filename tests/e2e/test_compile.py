@@ -95,7 +95,7 @@ def test_tensors_that_several_graphs_use_are_stored_once(tiny_bundle):
         stored = [weight.member for weight in manifest.weights]
         assert len(stored) == len(set(stored))
         assert max(len(weight.users) for weight in manifest.weights) > 1
-        graphs = {graph.member for graph in manifest.graphs()}
+        graphs = {graph.member for graph in manifest.graphs() if graph.role.startswith("forward")}
         users = {user.partition(":")[0] for weight in manifest.weights for user in weight.users}
         assert users == graphs
 
