@@ -169,6 +169,22 @@ def test_an_empty_residual_falls_back_to_the_target(mode, uniform):
     assert outcome(assert_equal(inputs, mode)) == (0, int(uniform * 4), 1)
 
 
+def test_the_last_uniforms_never_draw_a_masked_token():
+    """Sums of a group and within it round differently; the first token of a group must not catch what falls between."""
+    rng = np.random.default_rng(6)
+    logits = rng.standard_normal((1500, 1, 128)).astype(np.float32)
+    logits[:, :, [0, 127]] = -np.inf
+    inputs = {
+        "logits": logits,
+        "draft_ids": np.zeros((1500, 0), np.int64),
+        "draft_lengths": np.zeros(1500, np.int32),
+        "uniforms": np.full((1500, 1), 1, np.float32),
+        **settings(1500),
+    }
+    assert set(by_body(inputs, "deterministic")["next_token"]) == {126}
+    assert set(by_reference(inputs, "deterministic")["next_token"]) == {126}
+
+
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 def test_a_sparse_proposal_is_the_dense_one(mode):
     inputs = make_inputs({"B": 6, "K": 3, "R": 4, "V": 53, "W": 11}, 2)

@@ -9,6 +9,7 @@ from verdict_law import (
     TableModel,
     drafts_of,
     emitted_law,
+    near_model,
     plain_distribution,
     random_model,
     total_variation,
@@ -91,6 +92,14 @@ def test_two_drafts_leave_the_targets_law(rule, filters, implementation):
     target = random_model(3, vocab=3, depth=3, **{**FILTERS[filters], "top_k": 0})
     proposal = None if rule == "deterministic" else random_model(4, vocab=3, depth=2)
     assert bias(IMPLEMENTATIONS[implementation], rule, target, proposal, 2) < ACCURACY
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_two_drafts_near_the_target_leave_its_law(rule, seed):
+    """Residuals of several tokens, so that their shape matters and not only where they are."""
+    target = random_model(seed, vocab=5, depth=3)
+    assert bias(by_body, rule, target, near_model(seed, target, 0.6), 2) < ACCURACY
 
 
 def test_block_rule_over_three_drafts_leaves_the_targets_law():

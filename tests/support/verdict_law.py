@@ -70,6 +70,15 @@ def random_model(seed: int, vocab: int, depth: int, **filters: float) -> TableMo
     return TableModel(vocab, rows, filters)
 
 
+def near_model(seed: int, model: TableModel, distance: float) -> TableModel:
+    """A proposal whose rows are a target's with noise."""
+    rng = np.random.default_rng(seed)
+    noise = {prefix: rng.normal(0, distance, model.vocab) for prefix in model.rows}
+    return TableModel(
+        model.vocab, {prefix: (row + noise[prefix]).astype(np.float32) for prefix, row in model.rows.items()}
+    )
+
+
 def verdict_law(judge: Judge, ancestors: Sequence[Sequence[int]], vocab: int) -> VerdictLaw:
     """Probability of (drafts that hold, token that follows) over independent uniforms.
 
