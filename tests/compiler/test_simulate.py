@@ -1,6 +1,8 @@
 """The simulator against real runs of the same policies: windows, acceptance and rounds, token for token."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +148,25 @@ def test_a_trace_that_breaks_off_counts_as_far_as_it_goes(tmp_path):
     trace.write_text("\n".join(trace.read_text().splitlines()[:4]))
     (request,) = read_trace(trace)
     assert len(request.tokens) > len(PROMPTS[0])
+
+
+def test_a_compiled_bundle_is_scheduled_by_its_curve_and_its_trace_simulated(tiny_bundle, tmp_path):
+    trace, picture = tmp_path / "t.jsonl", tmp_path / "windows.svg"
+    command = ["run", tiny_bundle, "--raw", "-p", "the cat sat on the cat", "-n", "24", "--json", "--trace", trace]
+    stats = json.loads(dsc(0, *command).stdout)["stats"]
+    assert (stats["policy"], stats["speculation"]) == ("calibrated", "self+ngram")
+    assert stats["costs"] == "measured on this device"
+    command = ["simulate", tiny_bundle, "--trace", trace, "--policy", "calibrated,off", "--plot", picture]
+    report = json.loads(dsc(0, *command, "--json").stdout)
+    assert [row["policy"] for row in report["rows"]] == ["calibrated", "off"]
+    assert "<svg" in picture.read_text()
+    assert "calibrated" in dsc(0, *command).stdout
+    assert "--policy" in dsc(2, "simulate", tiny_bundle, "--trace", trace, "--policy", "magic").stderr
+    assert "cannot be read" in dsc(2, "simulate", tiny_bundle, "--trace", tmp_path / "nothing").stderr
+
+
+def dsc(code: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("dsc"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
