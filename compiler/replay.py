@@ -19,6 +19,7 @@ from dsc.runtime.continuation_cache import ContinuationCache, ContinuationPropos
 from dsc.runtime.proposers import NgramProposer, Proposer, RowWatcher
 from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.schedule_costs import LiveCosts
+from dsc.runtime.schedule_lane import SHORT_LAG
 from dsc.runtime.signals import SignalMeter, Signals
 from dsc.runtime.speculator import Draft, SpeculationOptions, Speculator
 
@@ -155,6 +156,7 @@ class ReplaySetup:
         kinds: who may draft, the preferred one first.
         decide: proposer -> costs by which it is decided; `spend` those that are counted.
         rates: proposer -> share of right drafts and what the runtime expects of it.
+        reading: plain steps that a draft model takes to read one token of a long text; 0 when that is not known.
     """
 
     config: DflashConfig
@@ -163,6 +165,7 @@ class ReplaySetup:
     decide: Mapping[ProposerKind, LiveCosts]
     spend: Mapping[str, RoundCosts]
     rates: Mapping[ProposerKind, tuple[float, float]]
+    reading: float = 0.0
 
 
 def replay(setup: ReplaySetup, requests: Sequence[TracedRequest]) -> ReplayCounts:
@@ -193,6 +196,8 @@ def _replay_one(
             room = request.request.max_tokens - length - 1
             draft = speculator.propose(stream[:length], room)
             lag_steps = speculator.catch_up_steps
+            if setup.reading and draft.lag > SHORT_LAG:
+                lag_steps = draft.lag * setup.reading
         ids = _cut(draft.ids, stops)
         accepted = _matching(ids, stream[length:])
         costs = setup.spend[draft.proposer if ids else ""]

@@ -23,6 +23,7 @@ from dsc.compiler.replay import ReplayCounts, ReplaySetup, replay
 from dsc.compiler.trace_reader import TracedRequest, measured_rounds, read_trace, recorded_acceptance
 from dsc.runtime.costs import assumed_costs, curve_costs
 from dsc.runtime.schedule_costs import LiveCosts
+from dsc.runtime.schedule_lane import SHORT_LAG
 from dsc.runtime.schedule_setup import LOOKUPS, draft_prior
 from dsc.runtime.speculator import SpeculationOptions
 
@@ -93,6 +94,7 @@ class _Bench:
             kinds=kinds,
             decide={kind: self._costs(config, kind) for kind in kinds},
             spend={"": self._spent(self._draft).costs()} | {str(kind): self._spent(kind).costs() for kind in kinds},
+            reading=self._reading(),
             rates={kind: (self._rate(kind), draft_prior(config, kind)) for kind in kinds if kind not in LOOKUPS},
         )
         return replay(setup, self._requests)
@@ -105,13 +107,23 @@ class _Bench:
         costs = self._costs(self._config, kind)
         if self._source == "trace":
             for line in measured_rounds(self._requests):
-                drafted = len(line.draft_ids) if line.proposer == kind else 0
+                drafted = len(line.draft_ids) if line.proposer == kind and line.lag <= 1 else 0
                 costs.observe(len(line.draft_ids) + 1, line.ms["forward"], drafted, line.ms.get("propose", 0.0))
         return costs
 
     def _step_ms(self) -> float:
         """Milliseconds of a plain step."""
         return self._spent(self._draft).costs().step_ms
+
+    def _reading(self) -> float:
+        """Plain steps of a draft model for each token of a text that it had to read first, by the trace."""
+        drafting = self._spent(self._draft).draft_ms() if self._has_model else ()
+        if not drafting:
+            return 0.0
+        lines = [line for line in measured_rounds(self._requests) if line.lag > SHORT_LAG and line.draft_ids]
+        ms = sum(line.ms["propose"] - drafting[len(line.draft_ids) - 1] for line in lines)
+        n_read = sum(line.lag for line in lines)
+        return max(ms, 0.0) / n_read / self.step_ms if n_read else 0.0
 
     def _rate(self, kind: ProposerKind) -> float:
         known = [right for request in self._requests for right in recorded_acceptance(request, kind).values()]

@@ -13,7 +13,7 @@ from dsc.runtime.schedule_costs import LiveCosts, round_table
 from dsc.runtime.schedule_policy import Offer
 
 # Tokens that a proposer may have missed and still pay for in one round; reading more is an investment in those to come.
-_SHORT_LAG = 16
+SHORT_LAG = 16
 
 
 class Lane:
@@ -41,6 +41,7 @@ class Lane:
         self._started = False
         self._cost = 1.0
         self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
+        self.unread = 0  # tokens that it read first, those of a prompt included
 
     def configure(self, config: DflashConfig, cap: int) -> None:
         """Take the proposer's row of the table; a configuration may change between rounds."""
@@ -89,7 +90,7 @@ class Lane:
         lag = self.lag(tokens)
         if not lag:
             return self._table
-        extra = self._costs.catch_up(lag) / (1 if lag <= _SHORT_LAG else self._investment)
+        extra = self._costs.catch_up(lag) / (1 if lag <= SHORT_LAG else self._investment)
         return [self._table[0], *(cost + extra for cost in self._table[1:])]
 
     def lag(self, tokens: Sequence[int]) -> int:
@@ -99,6 +100,7 @@ class Lane:
     def draft(self, tokens: Sequence[int], window: int) -> list[int]:
         """Up to `window` drafts, fewer or none when the account cannot pay for them."""
         lag = self.lag(tokens)
+        self.unread = self.proposer.lag(tokens)
         self.catch_up = extra = self._costs.catch_up(lag) if lag else 0.0
         costs = [self._table[0], *(cost + extra for cost in self._table[1 : window + 1])]
         if self.account is not None:

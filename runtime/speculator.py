@@ -80,6 +80,7 @@ class Draft:
         proposer: who drafted; empty when nobody did.
         window: drafts that the policy asked for; a stop token among them may have cut the block.
         signals: what the policy saw; None when it did not look.
+        lag: tokens that the proposer had to read before it could draft.
     """
 
     ids: tuple[int, ...] = ()
@@ -87,6 +88,7 @@ class Draft:
     proposer: str = ""
     window: int = 0
     signals: Signals | None = None
+    lag: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Speculator:
         if not ids:
             return Draft(reason="cool-down", signals=signals)
         self._used = lane
-        return Draft(tuple(ids), "", lane.proposer.kind, choice.window, signals)
+        return Draft(tuple(ids), "", lane.proposer.kind, choice.window, signals, lane.unread)
 
     @property
     def catch_up_steps(self) -> float:
@@ -204,7 +206,8 @@ class Speculator:
         """Correct the costs; what they mean for decisions is worked out every few rounds."""
         self._rounds += 1
         for lane in self._lanes:
-            drafted = proposed if lane is self._used else 0
+            # A draft that read a prompt first says nothing about the cost of drafting.
+            drafted = proposed if lane is self._used and lane.unread <= 1 else 0
             lane.live_costs.observe(times.rows, times.forward_ms, drafted, times.propose_ms)
             if self._rounds % _REFRESH_ROUNDS == 0:
                 lane.refresh()

@@ -101,6 +101,7 @@ class TraceWriter:
                 "proposer": draft.proposer,
                 "window": draft.window,
                 "reason": draft.reason,
+                "lag": draft.lag,
                 "draft_ids": list(draft.ids),
                 "accepted": accepted,
                 "positions": [int(position < accepted) for position in range(judged)],
