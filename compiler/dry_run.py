@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dsc.compiler.console import format_nbytes
+from dsc.compiler.onnx_external import onnx_file
+from dsc.compiler.onnx_facts import StatedFacts
 from dsc.compiler.request import CompileRequest, DraftKind, Precision, WeightOptions
 from dsc.compiler.sources import GGUF_SUFFIX, require_source
 from dsc.compiler.stages import STAGES
@@ -21,16 +23,18 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
     Raises:
         ModelError: a source is missing or its configuration cannot be read.
     """
+    stated = StatedFacts(request.max_length, request.eos_ids)
     report: dict[str, Any] = {
         "output": str(request.output),
         "stages": ", ".join(STAGES),
         "draft kind": str(request.draft.kind),
-        "target": _describe(request.target, request.weights, request.max_length),
+        "target": _describe(request.target, request.weights, request.max_length, stated),
     }
     if request.draft.kind is DraftKind.SELF:
-        report["draft"] = _describe(request.target, request.draft, request.max_length)
+        report["draft"] = _describe(request.target, request.draft, request.max_length, stated)
     elif request.draft.source is not None:
-        report["draft"] = _describe(request.draft.source, request.draft, request.max_length)
+        stated = StatedFacts(request.draft.max_length, eos_ids=())
+        report["draft"] = _describe(request.draft.source, request.draft, request.max_length, stated)
     models = [report[owner] for owner in ("target", "draft") if owner in report]
     report["bundle about"] = format_nbytes(sum(model.pop("weights_nbytes") for model in models))
     report["KV memory about"] = format_nbytes(sum(model.pop("kv_nbytes") for model in models))
@@ -38,7 +42,11 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
     return report
 
 
-def _describe(path: Path, weights: WeightOptions, max_length: int | None) -> dict[str, Any]:
+def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated: StatedFacts) -> dict[str, Any]:
+    require_source(path)
+    graph = onnx_file(path)
+    if graph is not None:
+        return _describe_graph(graph, weights, max_length, stated)
     config, n_parameters, carried_nbytes = _read_config(path)
     precision = weights.precision
     if precision is Precision.KEEP and carried_nbytes is None:
@@ -60,6 +68,31 @@ def _describe(path: Path, weights: WeightOptions, max_length: int | None) -> dic
         "weights_nbytes": size,
         "kv_nbytes": per_token * length,
         "fp32_nbytes": 4 * n_parameters,
+    }
+
+
+def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, stated: StatedFacts) -> dict[str, Any]:
+    """The same of an ONNX model, whose graph is read and whose weights are not."""
+    from dsc.compiler.onnx_adopt import adopt_onnx
+
+    adopted = adopt_onnx(path, stated)
+    info = adopted.info
+    initializers = adopted.model.graph.initializers.values()
+    kept = sum(value.const_value.nbytes for value in initializers if value.const_value is not None)
+    precision = Precision.FP32 if weights.precision is Precision.KEEP else weights.precision
+    length = max_length or info.max_length
+    per_token = sum(2 * layer.n_kv_heads * layer.head_dim * 4 for layer in info.kv_layers)
+    return {
+        "source": str(path),
+        "architecture": info.architecture,
+        "layers": info.n_layers,
+        "parameters": info.n_parameters,
+        "precision": info.quantization if info.quantization != "none" else str(precision),
+        "max length": length,
+        "KV bytes per token": per_token,
+        "weights_nbytes": kept if precision is Precision.FP32 else _NBYTES[precision] * info.n_parameters,
+        "kv_nbytes": per_token * length,
+        "fp32_nbytes": kept,
     }
 
 

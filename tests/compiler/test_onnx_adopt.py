@@ -364,6 +364,16 @@ def test_a_directory_with_one_graph_and_its_tokenizer_is_a_model(tmp_path):
     assert load(tmp_path / "out.dsmodel").generate("the cat", 4, ignore_eos=True).text
 
 
+def test_a_dry_run_describes_the_graph(tmp_path):
+    from dsc.compiler.dry_run import dry_run_report
+
+    source = save_export(tmp_path / "source", buffer_decoder(), **GQA)
+    report = dry_run_report(build_request({"target": source, "output": tmp_path / "out.dsmodel"}))
+    assert report["target"]["layers"] == 2
+    assert report["target"]["KV bytes per token"] == 2 * 2 * 2 * 16 * 4
+    assert report["target"]["max length"] == 200
+
+
 def test_end_tokens_are_stated_for_graphs_only(tiny_source):
     with pytest.raises(RequestError, match="eos_ids"):
         load_source(tiny_source, StatedFacts(eos_ids=(1,)))
