@@ -75,7 +75,5 @@ def test_no_variant_means_every_reason_is_told(axes, pointers, reason):
 
 
 def test_a_bundle_for_another_device_says_so():
-    with pytest.raises(
-        KernelError, match=r"k_small \(sm_90\): built for sm_90, .* capability 8\.6"
-    ):
+    with pytest.raises(KernelError, match=r"k_small \(sm_90\): built for sm_90, .* capability 8\.6"):
         KernelChoice((record(),), RTX3090).choose("k", SHAPE)
