@@ -104,6 +104,28 @@ def test_costs_of_the_trace_follow_its_times(tmp_path):
     assert by_trace["tokens_per_second"] == pytest.approx(by_curve["tokens_per_second"] / 2)
 
 
+def test_a_draft_that_reads_the_prompt_first_is_counted_once_and_not_as_drafting(tmp_path):
+    path = bundle(tmp_path, draft=True, policy="calibrated")
+    trace = tmp_path / "t.jsonl"
+    load(path, verify="never").generate(PROMPTS[2] * 6, 100, trace=trace)
+
+    def seconds(reading_ms: float) -> float:
+        lines = [json.loads(line) for line in trace.read_text().splitlines()]
+        for line in lines:
+            if line["event"] == "round":
+                rows = len(line["draft_ids"])
+                spent = CURVE.draft_ms["self"][rows - 1] if line["proposer"] == "self" else 0.0
+                line["ms"] |= {"propose": spent + (reading_ms if line["lag"] > 16 else 0.0)}
+                if "forward" in line["ms"]:
+                    line["ms"]["forward"] = CURVE.verify_ms[rows]
+        changed = tmp_path / "changed.jsonl"
+        changed.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (row,) = simulate(path, changed, "calibrated", "trace")["rows"]
+        return 99 / row["tokens_per_second"]
+
+    assert seconds(500.0) - seconds(0.0) == pytest.approx(0.5, rel=0.05)
+
+
 def test_the_plot_is_drawn_and_a_bad_ending_is_named(tmp_path):
     path = bundle(tmp_path, draft=False, policy="calibrated")
     record(path, tmp_path / "t.jsonl")
