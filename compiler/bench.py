@@ -30,7 +30,12 @@ def bench_bundle(
     Returns:
         `rows` for a table: prompt, tokens/s plain and speculative, their ratio, tokens a round, acceptance, time
         to first token, inter-token latency p50 and p99 in ms, and whether both outputs were identical.
+
+    Raises:
+        RequestError: no rounds, or prompts that cannot be read.
     """
+    if rounds < 1:
+        raise RequestError("--rounds", f"at least 1 is required, got {rounds}")
     model = load(path, threads=threads)
     encoded = _prompts(model, prompts)
     _generate(model, encoded[0][1], 4, "auto")

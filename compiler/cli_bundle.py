@@ -34,7 +34,8 @@ def inspect_command(
     traceback: Traceback = False,
 ) -> None:
     """Say what a bundle is, what it needs and what it will do."""
-    from dsc.compiler.inspect import extract_graph, inspect_bundle, select_section
+    from dsc.compiler.bundle_tools import extract_graph
+    from dsc.compiler.inspect import inspect_bundle, select_section
 
     if graph is not None:
         path = extract_graph(bundle, graph, output)
@@ -48,7 +49,7 @@ def inspect_command(
 
 def check_command(bundle: Bundle, as_json: AsJson = False, traceback: Traceback = False) -> None:
     """Verify every hash, the plan and the certificate. Exit code 1 when the verdict is no."""
-    from dsc.compiler.inspect import check_bundle
+    from dsc.compiler.bundle_tools import check_bundle
 
     result = check_bundle(bundle)
     if as_json:
@@ -98,7 +99,7 @@ def diff_command(
     traceback: Traceback = False,
 ) -> None:
     """Compare two bundles: fields of the manifest, members, weights. Exit code 1 when they differ."""
-    from dsc.compiler.inspect import diff_bundles
+    from dsc.compiler.bundle_tools import diff_bundles
 
     rows = diff_bundles(first, second)
     if as_json:
@@ -118,7 +119,7 @@ def set_command(
     traceback: Traceback = False,
 ) -> None:
     """Change the DFlash configuration inside a bundle and seal it again."""
-    from dsc.compiler.inspect import set_config
+    from dsc.compiler.bundle_tools import set_config
 
     changed = set_config(bundle, assignments)
     print_report({"bundle": str(bundle), "changed": changed}, as_json)

@@ -9,6 +9,7 @@ from dsc.bundle_schema.kv_plan import PAGE, SLOT_ALIGNMENT, KvPlan, KvSlot, Owne
 from dsc.bundle_schema.model_info import ModelInfo
 
 TILE_ROWS = 128
+MAX_SLOTS = 256
 GUARD_NBYTES = PAGE
 ROLES: tuple[Role, Role] = ("k", "v")
 
@@ -36,8 +37,12 @@ def plan_kv(
         rollback_slack: rows of the widest round, K + 1.
 
     Raises:
-        PlanError: `max_length` is longer than the target's own positions.
+        PlanError: `max_length` is longer than the target's own positions, or it or `n_slots` is out of range.
     """
+    if max_length < 1:
+        raise PlanError("max_length", f"at least 1 is required, got {max_length}")
+    if not 1 <= n_slots <= MAX_SLOTS:
+        raise PlanError("slots", f"1 to {MAX_SLOTS} are possible, got {n_slots}")
     if max_length > target.max_length:
         raise PlanError(
             "max_length",

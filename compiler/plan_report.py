@@ -32,7 +32,8 @@ def plan_report(
     target = manifest.target.info
     draft = manifest.draft.model.info if manifest.draft.model is not None else None
     if max_length is not None or n_slots is not None:
-        plan = plan_kv(target, draft, max_length or plan.max_length, plan.rollback_slack, n_slots or plan.n_slots)
+        length = plan.max_length if max_length is None else max_length
+        plan = plan_kv(target, draft, length, plan.rollback_slack, plan.n_slots if n_slots is None else n_slots)
     report: dict[str, Any] = {
         "max_length": plan.max_length,
         "n_slots": plan.n_slots,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dsc.compiler.cli import main
+
 DSC = Path(sys.executable).with_name("dsc")
 
 
@@ -197,16 +199,21 @@ def test_a_graph_is_never_written_over_its_bundle(tiny_bundle, tmp_path):
         (["bench", "-n", "0"], "max_new_tokens: at least 1"),
         (["bench", "--prompts", "/dev/null"], "at least one prompt"),
         (["plan", "--memory", "nan"], "--memory: a positive number"),
-        (["plan", "--slots", "0"], "slots"),
-        (["plan", "--max-length", "0"], "length"),
+        (["plan", "--slots", "0"], "slots: 1 to 256 are possible, got 0"),
+        (["plan", "--slots", "1000000"], "slots: 1 to 256 are possible, got 1000000"),
+        (["plan", "--max-length", "0"], "max_length: at least 1 is required, got 0"),
         (["set", "windows.default=nan"], "windows.default"),
         (["set", "=5"], "key=value"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
-def test_a_wrong_option_is_named(tiny_bundle, arguments, message):
+def test_a_wrong_option_is_named(tiny_bundle, arguments, message, monkeypatch, capsys):
     before = tiny_bundle.stat()
-    assert message in bad(2, arguments[0], tiny_bundle, *arguments[1:])
+    monkeypatch.setattr(sys, "argv", ["dsc", arguments[0], str(tiny_bundle), *arguments[1:]])
+    with pytest.raises(SystemExit) as exit_status:
+        main()
+    assert exit_status.value.code == 2
+    assert message in capsys.readouterr().err
     assert (tiny_bundle.stat().st_ino, tiny_bundle.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 

@@ -1,0 +1,146 @@
+"""What can be done with a bundle file without running it: check, diff, set, extract a graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dsc.bundle_schema.certificate import CERTIFICATE_NAME, parse_certificate
+from dsc.bundle_schema.container import OpenBundle, open_bundle, relocate_graph, rewrite_members
+from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, apply_override, dump_config, parse_config
+from dsc.bundle_schema.errors import CheckFailed, DscError, RequestError
+from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, check_plan, parse_plan
+from dsc.compiler.console import format_nbytes
+
+
+def check_bundle(path: Path) -> dict[str, Any]:
+    """Hash every member, judge the plan, read the certificate: `checks` name -> ok and detail.
+
+    Raises:
+        BundleError: the file is no bundle at all.
+    """
+    checks: dict[str, dict[str, Any]] = {}
+    with open_bundle(path) as bundle:
+        for name, check in _CHECKS.items():
+            try:
+                checks[name] = {"ok": True, "detail": check(bundle)}
+            except DscError as error:
+                checks[name] = {"ok": False, "detail": str(error)}
+    return {"bundle": str(path), "ok": all(check["ok"] for check in checks.values()), "checks": checks}
+
+
+def _check_structure(bundle: OpenBundle) -> str:
+    return f"schema {bundle.manifest.schema_version}, {len(bundle.manifest.graphs())} graphs"
+
+
+def _check_hashes(bundle: OpenBundle) -> str:
+    bundle.verify()
+    return f"{len(bundle.manifest.members)} members, {format_nbytes(len(bundle.map))}"
+
+
+def _check_plan(bundle: OpenBundle) -> str:
+    manifest = bundle.manifest
+    draft = manifest.draft.model.info if manifest.draft.model is not None else None
+    check_plan(parse_plan(bundle.read(KV_PLAN_NAME)), manifest.target.info, draft)
+    return "every layer of every model is placed, nothing overlaps"
+
+
+def _check_schedule(bundle: OpenBundle) -> str:
+    return f"policy {parse_config(bundle.read(DFLASH_CONFIG_NAME)).policy}"
+
+
+def _check_certificate(bundle: OpenBundle) -> str:
+    found = parse_certificate(bundle.read(CERTIFICATE_NAME))
+    if found.verdict != "pass":
+        raise CheckFailed("certificate", f"verdict {found.verdict}: {'; '.join(found.reasons)}")
+    return f"passed on {found.device} with {found.kernels} kernels"
+
+
+_CHECKS: dict[str, Callable[[OpenBundle], str]] = {
+    "structure": _check_structure,
+    "hashes": _check_hashes,
+    "kv plan": _check_plan,
+    "schedule": _check_schedule,
+    "certificate": _check_certificate,
+}
+
+
+def diff_bundles(first: Path, second: Path) -> list[tuple[str, str, str]]:
+    """Where two bundles differ: rows of (place, first value, second value)."""
+    flat = []
+    for path in (first, second):
+        with open_bundle(path) as bundle:
+            data = bundle.manifest.model_dump(mode="json", exclude={"members", "weights"})
+            members = {member.name: member.sha256[:16] for member in bundle.manifest.members}
+        flat.append(dict(_flatten({"manifest": data, "members": members})))
+    places = sorted(flat[0].keys() | flat[1].keys())
+    rows = [(place, flat[0].get(place, "-"), flat[1].get(place, "-")) for place in places]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def set_config(path: Path, assignments: list[str]) -> dict[str, Any]:
+    """Apply ``key=value`` changes to `dflash_config.json` and seal the bundle again.
+
+    Raises:
+        RequestError: an assignment has no `=`.
+        ConfigError: a field is unknown or a value out of range; the bundle stays as it was.
+    """
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise RequestError(assignment, "key=value is required", "for example windows.default=6")
+        changes[key] = _json_or_text(text)
+    with open_bundle(path) as bundle:
+        config = parse_config(bundle.read(DFLASH_CONFIG_NAME))
+    rewrite_members(path, {DFLASH_CONFIG_NAME: dump_config(apply_override(config, changes))})
+    return changes
+
+
+def extract_graph(path: Path, which: str, output: Path | None) -> Path:
+    """Write a graph as a plain `.onnx` whose weights stay in the bundle beside it.
+
+    Args:
+        which: ``target``, ``draft``, or a graph member's name.
+        output: default: beside the bundle. Elsewhere, a viewer sees the graph without its weights.
+
+    Raises:
+        RequestError: there is no such graph, or `output` cannot be written or is the bundle itself.
+    """
+    with open_bundle(path) as bundle:
+        names = {graph.member: graph.member for graph in bundle.manifest.graphs()}
+        names |= {f"{owner}": f"{owner}/graph.onnx" for owner in ("target", "draft")}
+        member = names.get(which, which)
+        if member not in {graph.member for graph in bundle.manifest.graphs()}:
+            known = ", ".join(graph.member for graph in bundle.manifest.graphs())
+            raise RequestError("--graph", f"one of {known} is required, got {which!r}")
+        data = relocate_graph(bundle.read(member), path.name, member)
+    if output is None:
+        output = path.with_name(f"{path.stem}.{member.replace('/', '.')}")
+    if output.exists() and output.samefile(path):
+        raise RequestError("--output", f"another file than the bundle is required, got {output}")
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise RequestError(str(output), f"cannot be written: {error.strerror}") from error
+    return output
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _flatten(data: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _flatten(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(data, list) and data:
+        for index, value in enumerate(data):
+            yield from _flatten(value, f"{place}[{index}]")
+    else:
+        yield place, json.dumps(data)
