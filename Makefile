@@ -10,7 +10,7 @@ EXTRAS := cpu,compile,dev
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test test-all test-gpu lint fmt types layers examples build check bench prove schemas cli-docs clean
+.PHONY: help install model demo test test-all test-gpu lint fmt types layers examples build check peers bench prove schemas cli-docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,14 @@ build: install ## sdist and wheel, then run a bundle in a bare environment that 
 	$(BIN)/python tests/support/bare_install.py dist
 
 check: lint types layers test build ## all of what CI runs
+
+peers: build/peers/installed ## the other runtimes that bench compares with, in build/peers (llama.cpp is compiled: minutes)
+
+build/peers/installed: benchmarks/peers.txt
+	test -d build/peers || $(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip install --quiet --upgrade pip setuptools wheel
+	CMAKE_ARGS="-DGGML_NATIVE=ON" build/peers/bin/python -m pip install --quiet -r benchmarks/peers.txt
+	touch $@
 
 bench: install model ## speed against plain decoding and the peers: tables, JSON and charts in build/bench
 	$(BIN)/python benchmarks/run.py --out build/bench
