@@ -28,6 +28,8 @@ SOURCES = ("dspark_cpu.c", "dspark_matmul.c", "dspark_attention.c", "dspark_fuse
 HEADERS = ("dspark_cpu.h", "dspark_exp.h", "dspark_ort.h")
 # No -march (the code picks AVX2 by function) and no -ffast-math; fused multiply-adds only where the source says so.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
+# onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
+REVISION = 2
 _MACHINES = frozenset({"x86_64", "amd64"})
 
 
@@ -57,9 +59,14 @@ def find_library(folder: Path | None = None) -> NativeLibrary:
         place = "beside this module" if folder is None else f"in {folder}"
         return NativeLibrary(None, f"no native library {place} (it was not built for want of a C compiler?)")
     try:
-        supported = ctypes.CDLL(os.fspath(path)).dspark_cpu_supported()
+        library = ctypes.CDLL(os.fspath(path))
+        supported, revision = library.dspark_cpu_supported(), library.dspark_cpu_revision()
     except (OSError, AttributeError) as error:
-        return NativeLibrary(None, f"{path.name} cannot be loaded: {error}")
+        return NativeLibrary(None, f"{path.name} cannot be used: {error} (install dsc again to build it anew)")
+    if revision != REVISION:
+        return NativeLibrary(
+            None, f"{path.name} has kernels of revision {revision}, {REVISION} is required (install dsc again)"
+        )
     if not supported:
         return NativeLibrary(None, "the native kernels need a processor with AVX2 and FMA")
     return NativeLibrary(path, "")

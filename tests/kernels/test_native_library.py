@@ -25,7 +25,7 @@ def test_a_folder_without_one_says_so(tmp_path):
 
 def test_a_file_that_is_no_library_says_so(tmp_path):
     (tmp_path / native.built_name()).write_bytes(b"no library")
-    assert "cannot be loaded" in native.find_library(tmp_path).reason
+    assert "cannot be used" in native.find_library(tmp_path).reason
 
 
 def test_another_processor_says_so(monkeypatch):
@@ -71,3 +71,11 @@ def test_random_shapes_touch_no_foreign_memory(tmp_path):
     command += [f"-I{kernels}", ROOT / "tests/support/native_fuzz.c", kernels / "dspark_matmul.c"]
     subprocess.run([*command, kernels / "dspark_attention.c", "-lm", "-o", tmp_path / "fuzz"], check=True)
     subprocess.run([tmp_path / "fuzz", "400"], check=True)
+
+
+def test_a_library_of_another_revision_is_refused_with_both_numbers(tmp_path, monkeypatch):
+    native.build(tmp_path)
+    monkeypatch.setattr(native, "REVISION", native.REVISION + 1)
+    reason = native.find_library(tmp_path).reason
+    assert f"revision {native.REVISION - 1}" in reason
+    assert str(native.REVISION) in reason
