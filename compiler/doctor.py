@@ -10,7 +10,16 @@ from typing import Any
 
 from dsc.bundle_schema.errors import HostError
 
-ORT_WHEELS = ("onnxruntime", "onnxruntime-gpu")
+ORT_WHEELS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-training",
+    "ort-nightly",
+    "ort-nightly-gpu",
+)
 COMPILE_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "gguf", "triton")
 
 
@@ -25,13 +34,13 @@ def installed_version(distribution: str) -> str | None:
 def onnxruntime_problem() -> str | None:
     """Why onnxruntime cannot be relied on here, or None.
 
-    The CPU and the GPU wheel install into the same folder and overwrite each other's files.
+    All of its wheels install into one folder and overwrite each other's files.
     """
     found = [name for name in ORT_WHEELS if installed_version(name)]
-    if len(found) == 2:
+    if len(found) > 1:
         return (
-            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
-            "uninstall both, then install `dsc-toolchain[cpu]` or `dsc-toolchain[cuda]`"
+            f"{' and '.join(found)} are installed together and overwrite each other: "
+            "uninstall all of them, then install `dsc-toolchain[cpu]` or `dsc-toolchain[cuda]`"
         )
     if not found:
         return "onnxruntime is missing: install `dsc-toolchain[cpu]` or `dsc-toolchain[cuda]`"
@@ -69,7 +78,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
         "allowed processors": len(os.sched_getaffinity(0)),
-        **{name: installed_version(name) or "not installed" for name in ORT_WHEELS},
+        **{name: version for name in ORT_WHEELS if (version := installed_version(name))},
         "native CPU kernels": native_library(),
         "CUDA driver": cuda_driver(),
         "can run bundles": not problems,
