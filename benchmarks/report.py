@@ -20,7 +20,7 @@ def write_markdown(
     machine: dict[str, Any],
     series: Sequence[Series],
     costs: Sequence[HostCost],
-    targets: Sequence[tuple[str, float]],
+    targets: Sequence[tuple[str, Figure]],
     skipped: dict[str, str],
 ) -> None:
     """One page with everything that was found."""
@@ -31,7 +31,7 @@ def write_markdown(
         "A star: no run without other load on the machine was had.\n",
         speed_table(series),
         "## Ratios\n\nUp is faster for rates; for times and memory less than 1 is better.\n",
-        markdown_table(("what", "ratio"), [(what, f"{ratio:.2f}") for what, ratio in targets]),
+        markdown_table(("what", "ratio"), [(what, ratio.text(2)) for what, ratio in targets]),
         "## Where a plain decoding step goes\n\nHost: everything outside onnxruntime's calls. Limit: the time in "
         "which this machine's memory delivers the bundle's bytes.\n",
         host_table(costs),

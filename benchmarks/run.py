@@ -128,7 +128,7 @@ def report(out: Path, machine: dict[str, Any], rows: list[Row], contenders: list
         "machine": machine | runs,
         "series": [asdict(item) for item in series],
         "host": [asdict(cost) for cost in costs],
-        "ratios": dict(reached),
+        "ratios": {what: asdict(ratio) for what, ratio in reached},
         "skipped": skipped,
     }
     (out / "bench.json").write_text(json.dumps(record, indent=1), encoding="utf-8")

@@ -157,15 +157,16 @@ def host_costs(rows: Sequence[Row], bandwidth: float) -> list[HostCost]:
     return made
 
 
-def targets(series: Sequence[Series], facts: dict[str, dict[str, Any]]) -> list[tuple[str, float]]:
+def targets(series: Sequence[Series], facts: dict[str, dict[str, Any]]) -> list[tuple[str, Figure]]:
     """What the project set out to reach, as ratios: plain decoding, prefill, start and memory against the best peer."""
     named = {item.name: item for item in series}
-    made: list[tuple[str, float]] = []
+    made: list[tuple[str, Figure]] = []
 
     def compare(what: str, own: Figure | None, others: Sequence[Figure | None], best: Callable[..., float]) -> None:
-        values = [other.value for other in others if other is not None]
-        if own is not None and values:
-            made.append((what, own.value / best(values)))
+        known = [other for other in others if other is not None]
+        if own is not None and known:
+            other = best(known, key=lambda figure: figure.value)
+            made.append((what, Figure(own.value / other.value, own.runs, own.clean and other.clean)))
 
     rivals = {"int4": ("genai int4",), "fp32": ("genai fp32",), "keep": ("llama.cpp Q4_1",)}
     for precision, names in rivals.items():
@@ -184,5 +185,6 @@ def targets(series: Sequence[Series], facts: dict[str, dict[str, Any]]) -> list[
         known = facts.get(item.name.removesuffix(f" {PLAIN}"), {})
         if item.peak_mb is not None and known:
             allowed = (known["weight_bytes"] + known["arena_bytes"]) / 1e6 + 100
-            made.append((f"{item.name}: peak memory / (weights + arena + 100 MB)", item.peak_mb.value / allowed))
+            share = Figure(item.peak_mb.value / allowed, item.peak_mb.runs, item.peak_mb.clean)
+            made.append((f"{item.name}: peak memory / (weights + arena + 100 MB)", share))
     return made
