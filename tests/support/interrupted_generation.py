@@ -17,6 +17,8 @@ SELF = {"proposer": "self", "window": 5, "fallback": False}
 
 
 def main(path: str, prompt: list[int], plain: list[int]) -> None:
+    # A job in a shell's background inherits SIGINT as ignored; then no interrupt would ever come.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     model = load(path, verify="never")
     interrupted = 0
     for seconds in (0.001, 0.003, 0.007, 0.02):
