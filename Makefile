@@ -10,7 +10,7 @@ EXTRAS := cpu,compile,dev
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test test-all test-gpu lint fmt types layers examples build check peers bench prove schemas cli-docs clean
+.PHONY: help install model demo test test-all lint fmt types layers examples build check peers bench prove schemas cli-docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,13 +34,10 @@ demo: install model ## compile a real model from nothing, inspect it, generate w
 	$(BIN)/python examples/demo.py $(SMOLLM2) $(OUT)
 
 test: install model ## the test suite: minutes, no GPU needed
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow"
 
 test-all: install model ## the test suite with its slow part
-	$(BIN)/python -m pytest -m "not gpu"
-
-test-gpu: install model ## the tests that need a real GPU
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .

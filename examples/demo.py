@@ -31,7 +31,7 @@ def main(source: Path, folder: Path) -> None:
         report = compile_bundle(request, on_stage=lambda name, index, total: print(f"  {index + 1}/{total} {name}"))
         report.print(time_passes=False, explain=False)
     show(bundle)
-    model = load(bundle, max_length=1024)
+    model = load(bundle)
     for prompt in PROMPTS:
         compare(model, prompt)
 
