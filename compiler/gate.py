@@ -62,10 +62,11 @@ def run_gate(
     prompts = calibration_ids(model.bundle.codec, info.vocab_size, options.n_prompts)
     room = model.max_length - options.n_tokens - MAX_WINDOW
     prompts = [ids[: max(1, room)] for ids in prompts]
-    greedy = check_greedy(model, prompts, options.n_tokens, window)
     rows, finite = check_rows(model, prompts)
-    sampling = check_sampling(model, prompts, options.n_draws)
-    parity = check_parity(model, reference) if reference is not None else None
+    sound = finite.n_not_finite == 0  # otherwise there is nothing to choose tokens from, and nothing to compare
+    greedy = check_greedy(model, prompts, options.n_tokens, window) if sound else []
+    sampling = check_sampling(model, prompts, options.n_draws) if sound else []
+    parity = check_parity(model, reference) if sound and reference is not None else None
     costs = measure_costs(model, prompts)
     model.reset()
     reasons = _reasons(greedy, sampling, finite, parity if exact_weights else None)

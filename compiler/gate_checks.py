@@ -94,13 +94,15 @@ def _logits(model: SpeculativeModel, ids: Sequence[int], n_rows: int) -> NDArray
 
 def check_rows(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> tuple[RowsCheck, FiniteCheck]:
     """Logits of blocks of rows against the same rows one at a time, over the cached prompt."""
-    largest, n_rows, n_changes, n_ties, n_values, n_bad = 0.0, 0, 0, 0, 0, 0
+    equal, largest, n_rows, n_changes, n_ties, n_values, n_bad = True, 0.0, 0, 0, 0, 0, 0
     widest = MAX_WINDOW + 1
     for ids in prompts:
         width = min(widest, len(ids))
         together = _logits(model, ids, width)
         alone = _rows_alone(model, ids, width)
-        largest = max(largest, float(np.abs(together - alone).max()))
+        equal &= np.array_equal(together, alone, equal_nan=True)
+        both = np.isfinite(together) & np.isfinite(alone)
+        largest = max(largest, float(np.abs(together[both] - alone[both]).max(initial=0.0)))
         n_rows += width
         for row_together, row_alone in zip(together, alone, strict=True):
             if row_together.argmax() != row_alone.argmax():
@@ -112,7 +114,7 @@ def check_rows(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> tup
     rows = RowsCheck(
         max_rows=widest,
         n_rows=n_rows,
-        bit_equal=largest == 0.0,
+        bit_equal=equal,
         max_difference=largest,
         n_argmax_changes=n_changes,
         n_ties=n_ties,
