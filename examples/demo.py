@@ -16,7 +16,7 @@ from dsc.runtime import GenerationResult, SpeculativeModel, load
 
 PROMPTS = (
     "Repeat this sentence three times: The quick brown fox jumps over the lazy dog near the river bank.",
-    "What is the capital of France?",
+    "Name the capital city of France.",
 )
 ROUNDS = 3
 MAX_NEW_TOKENS = 96

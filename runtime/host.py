@@ -121,8 +121,10 @@ def _options(settings: SessionSettings, threads: int) -> ort.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", settings.weights_folder)
-    # Target, draft and tail take turns: a pool that spins while another session works takes its CPU away.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads spin between the operators of a run, and stop with it: target and draft take turns, and a pool that
+    # spun on while another session works would take its CPU away.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if settings.library is not None:
         options.register_custom_ops_library(settings.library)
     return options
