@@ -97,13 +97,13 @@ def draw_plan(plan: KvPlan, picture: Path) -> None:
         axis.set_yticks([])
         axis.set_ylabel(zone.name)
     axes[-1, 0].set_xlabel("MiB from the arena's start; the numbers are layers")
-    axes[0, 0].legend(
+    figure.legend(
         handles=[
             Patch(color=colours["k"], label="keys"),
             Patch(color=colours["v"], label="values"),
             Patch(color="crimson", label="guard"),
         ],
-        loc="upper right",
+        loc="outside right upper",
         fontsize=8,
     )
     first = plan.slots[0].shape if plan.slots else ()
