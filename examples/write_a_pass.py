@@ -48,7 +48,7 @@ def main(path: str) -> None:
     report = run_pipeline(model, [*parse_pipeline("fold-constants,eliminate-common-subexpressions"), RenameNodesPass()])
     for run in report.runs:
         print(f"{run.spec}: fired {run.fired} times in {run.seconds:.3f} s")
-    print(Counter(node.op_type for node in model.graph).most_common(5))
+    print(dict(Counter(node.op_type for node in model.graph)))
 
 
 if __name__ == "__main__":
