@@ -13,11 +13,9 @@ from dsc.compiler.export_probe import Observation, observe
 from dsc.compiler.exported import ExportedModel
 from dsc.compiler.hf_files import (
     check_decoder,
-    generation_config,
-    licence_of,
+    checkpoint_details,
     load_model,
     load_state_dict,
-    tokenizer_files,
 )
 from dsc.compiler.hf_info import max_length, model_info
 from dsc.compiler.stamp_layers import StampingError
@@ -39,16 +37,7 @@ def export_hf(directory: Path, *, taps: Sequence[int] = (), stamp: bool = True) 
         ModelError: the directory cannot be read, or the model cannot be expressed exactly.
     """
     directory = Path(directory).resolve()
-    return export_model(
-        load_model(directory),
-        tokenizer=tokenizer_files(directory),
-        generation=generation_config(directory),
-        source=f"Hugging Face directory {directory.name}",
-        name=directory.name,
-        licence=licence_of(directory),
-        taps=taps,
-        stamp=stamp,
-    )
+    return export_model(load_model(directory), **checkpoint_details(directory), taps=taps, stamp=stamp)
 
 
 def export_state_dict(config: Any, state_dict: Mapping[str, Any], **details: Any) -> ExportedModel:

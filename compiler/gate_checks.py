@@ -20,6 +20,7 @@ from dsc.bundle_schema.certificate import (
 from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.compiler.chi_square import chi_square
 from dsc.runtime.sampling import SamplingParams, UniformDraws
+from dsc.runtime.verify import verifier_for
 
 if TYPE_CHECKING:
     from dsc.runtime.generate import SpeculativeModel
@@ -149,7 +150,7 @@ def check_sampling(model: SpeculativeModel, prompts: Sequence[Sequence[int]], n_
     checks = []
     for temperature, top_p in SAMPLING_SETTINGS:
         params = SamplingParams(temperature=temperature, top_p=top_p, seed=1)
-        verifier = model.bundle.verifiers.choose(params)
+        verifier = verifier_for(params)
         draws = UniformDraws(params.seed or 0)
         counts = np.zeros(logits.shape[1])
         for trial in range(n_draws):

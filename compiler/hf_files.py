@@ -142,6 +142,17 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
     return files if "tokenizer.json" in files else {}
 
 
+def checkpoint_details(directory: Path) -> dict[str, Any]:
+    """What a model directory says besides configuration and weights, as `export_model` takes it."""
+    return {
+        "tokenizer": tokenizer_files(directory),
+        "generation": generation_config(directory),
+        "source": f"Hugging Face directory {directory.name}",
+        "name": directory.name,
+        "licence": licence_of(directory),
+    }
+
+
 def generation_config(directory: Path) -> Any:
     """The generation configuration, None without the file."""
     from transformers import GenerationConfig

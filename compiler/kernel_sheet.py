@@ -1,6 +1,6 @@
 """`dsc kernels`: which GPU kernels exist, what they cost on an architecture, and how fast they should be.
 
-Everything here but `bench_kernels` is computed from compiled code and declared device figures, on any machine.
+Everything here is computed from compiled code and declared device figures, on any machine.
 """
 
 from __future__ import annotations

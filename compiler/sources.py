@@ -117,19 +117,10 @@ def require_source(path: Path) -> None:
 
 
 def _load_directory(path: Path) -> CheckpointSource:
-    from dsc.compiler.hf_files import generation_config, licence_of, load_model, tokenizer_files
+    from dsc.compiler.hf_files import checkpoint_details, load_model
 
     path = path.resolve()
-    return CheckpointSource(
-        load_model(path),
-        {
-            "tokenizer": tokenizer_files(path),
-            "generation": generation_config(path),
-            "source": f"Hugging Face directory {path.name}",
-            "name": path.name,
-            "licence": licence_of(path),
-        },
-    )
+    return CheckpointSource(load_model(path), checkpoint_details(path))
 
 
 def _load_gguf(path: Path) -> CheckpointSource:

@@ -41,7 +41,7 @@ from dsc.runtime.stats import GenerationStats
 from dsc.runtime.stream import GenerationStream
 from dsc.runtime.text import TextCodec
 from dsc.runtime.trace import TraceTarget, TraceWriter
-from dsc.runtime.verify import Verifiers
+from dsc.runtime.verify import verifier_for
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class LoadedBundle:
     target: CachedModel
     draft: CachedModel | None
     draft_failure: str
-    verifiers: Verifiers
     codec: TextCodec | None
     max_length: int
     override: Path | None = None
@@ -299,7 +298,7 @@ class SpeculativeModel:
             tokens=tokens,
             target=self.bundle.target,
             max_tokens=request.max_tokens,
-            verifier=self.bundle.verifiers.choose(sampling),
+            verifier=verifier_for(sampling),
             draws=UniformDraws(seed),
             stats=stats,
             stop_ids=request.stop_ids,

@@ -21,7 +21,6 @@ from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.session import ForwardSession
 from dsc.runtime.text import TextCodec
 from dsc.runtime.verified_files import VerifyMode, verify_bundle
-from dsc.runtime.verify import Verifiers
 
 PREFILL_CHUNK = 512
 
@@ -85,7 +84,6 @@ def load(
             target=target,
             draft=draft,
             draft_failure=draft_failure,
-            verifiers=Verifiers(),
             codec=TextCodec(placer.tokenizer_files()) if manifest.tokenizer.members else None,
             max_length=limit,
             override=Path(override) if override is not None else None,

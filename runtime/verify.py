@@ -125,9 +125,6 @@ class MatchVerifier:
             accepted += 1
 
 
-class Verifiers:
-    """The verifiers of a loaded bundle."""
-
-    def choose(self, sampling: SamplingParams) -> MatchVerifier:
-        """The verifier that a request's sampling needs."""
-        return MatchVerifier(GreedyChooser() if sampling.greedy else SampledChooser(sampling))
+def verifier_for(sampling: SamplingParams) -> MatchVerifier:
+    """The verifier that a request's sampling needs."""
+    return MatchVerifier(GreedyChooser() if sampling.greedy else SampledChooser(sampling))

@@ -9,7 +9,7 @@ from toy_bundle import toy_bundle
 from dsc.bundle_schema.errors import GenerationError
 from dsc.runtime import SamplingParams, load
 from dsc.runtime.sampling import LogitsEditor, UniformDraws
-from dsc.runtime.verify import SampledChooser, Verifiers
+from dsc.runtime.verify import SampledChooser, verifier_for
 
 VOCAB = 9
 RNG = np.random.default_rng(4)
@@ -178,5 +178,5 @@ def test_the_largest_biases_ban_and_force(model):
 
 
 def test_ties_go_to_the_first_token():
-    verdict = Verifiers().choose(SamplingParams()).verify(np.ones((2, 4), np.float32), [0], np.zeros(2))
+    verdict = verifier_for(SamplingParams()).verify(np.ones((2, 4), np.float32), [0], np.zeros(2))
     assert (verdict.accepted, verdict.next_token) == (1, 0)
