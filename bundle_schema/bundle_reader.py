@@ -104,6 +104,7 @@ class OpenBundle:
             with self.view(name) as view:
                 for start in range(0, member.nbytes, _HASH_CHUNK):
                     digest.update(view[start : start + _HASH_CHUNK])
+                    self._forget(member.offset + start)
             if digest.hexdigest() != member.sha256:
                 raise errors.ChecksumMismatch(
                     str(self.path),
@@ -112,6 +113,11 @@ class OpenBundle:
                 )
             if progress is not None:
                 progress(name, member.nbytes)
+
+    def _forget(self, offset: int) -> None:
+        """Let go of the pages of a hashed chunk: who maps the file next would count them a second time."""
+        start = offset - offset % mmap.PAGESIZE
+        self.map.madvise(mmap.MADV_DONTNEED, start, min(_HASH_CHUNK, len(self.map) - start))
 
 
 class _Located(NamedTuple):
