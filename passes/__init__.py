@@ -11,6 +11,7 @@ ALL_PASSES: dict[str, str] = {
     "fuse-skip-norm": "dsc.passes.fuse_skip_norm:FuseSkipNormPass",
     "fuse-swiglu": "dsc.passes.fuse_swiglu:FuseSwigluPass",
     "lower-attention": "dsc.passes.lower_attention:LowerAttentionPass",
+    "lengths-as-inputs": "dsc.passes.lengths_as_inputs:LengthsAsInputsPass",
     "lower-block-matmul": "dsc.passes.lower_block_matmul:LowerBlockMatMulPass",
     "lower-experts": "dsc.passes.lower_experts:LowerExpertsPass",
     "merge-gate-up": "dsc.passes.merge_gate_up:MergeGateUpPass",

@@ -71,7 +71,7 @@ def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions
         max_positions: positions that the runtime will ever use.
     """
     rotary = f"fold_rotary={max_positions <= _LONGEST_ROTARY_TABLE},max_positions={max_positions}"
-    lower = f"lower-attention{{{rotary}}},lower-block-matmul"
+    lower = f"lower-attention{{{rotary}}},lower-block-matmul" + (",lengths-as-inputs" if kernels == "cuda" else "")
     half = _HALVES.get(precision, "to-float16" if kernels == "cuda" else "")
     return (
         *parse_pipeline("fuse-qkv-attention,fuse-swiglu" if kernels == "native" else lower),
