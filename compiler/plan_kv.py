@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from dsc.bundle_schema.errors import PlanError
-from dsc.bundle_schema.kv_plan import PAGE, SLOT_ALIGNMENT, KvPlan, KvSlot, Owner, Role, Zone, check_plan
+from dsc.bundle_schema.kv_layout import MAX_SLOTS, lay_out, rows_for
+from dsc.bundle_schema.kv_plan import KvPlan, KvSlot, Owner, Role, check_plan
 from dsc.bundle_schema.model_info import ModelInfo
 
-TILE_ROWS = 128
-MAX_SLOTS = 256
-GUARD_NBYTES = PAGE
 ROLES: tuple[Role, Role] = ("k", "v")
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
-    return -(-value // multiple) * multiple
 
 
 def plan_kv(
@@ -48,59 +39,29 @@ def plan_kv(
             "max_length",
             f"{target.architecture} has at most {target.max_length} positions, got {max_length}",
         )
-    rows = round_up(max_length + rollback_slack, TILE_ROWS)
-    zones: list[Zone] = []
-    slots: list[KvSlot] = []
-    offset = 0
-    models: list[tuple[Owner, ModelInfo]] = [("target", target)]
+    rows = rows_for(max_length, rollback_slack)
+    slots = _slots("target", target, rows, n_slots)
     if draft is not None:
-        models.append(("draft", draft))
-    for owner, info in models:
-        placed, end = _place_model(owner, info, rows, n_slots, offset)
-        slots += placed
-        guard = round_up(end, SLOT_ALIGNMENT)
-        zones.append(
-            Zone(
-                name=owner,
-                offset=offset,
-                nbytes=end - offset,
-                guard_offset=guard,
-                guard_nbytes=GUARD_NBYTES,
-            )
-        )
-        offset = round_up(guard + GUARD_NBYTES, PAGE)
-    plan = KvPlan(
-        max_length=max_length,
-        n_slots=n_slots,
-        rollback_slack=rollback_slack,
-        zones=tuple(zones),
-        slots=tuple(slots),
-        total_nbytes=offset,
-    )
+        slots += _slots("draft", draft, rows, n_slots)
+    plan = lay_out(slots, max_length, rollback_slack)
     check_plan(plan, target, draft)
     return plan
 
 
-def _place_model(owner: Owner, info: ModelInfo, rows: int, n_slots: int, offset: int) -> tuple[list[KvSlot], int]:
-    slots = []
-    for index, layer in enumerate(info.kv_layers):
-        for role in ROLES:
-            offset = round_up(offset, SLOT_ALIGNMENT)
-            shape = (n_slots, layer.n_kv_heads, rows, layer.head_dim)
-            nbytes = prod(shape) * info.kv_dtype.itemsize
-            slots.append(
-                KvSlot(
-                    owner=owner,
-                    layer=index,
-                    role=role,
-                    dtype=info.kv_dtype,
-                    shape=shape,
-                    offset=offset,
-                    nbytes=nbytes,
-                )
-            )
-            offset += nbytes
-    return slots, offset
+def _slots(owner: Owner, info: ModelInfo, rows: int, n_slots: int) -> list[KvSlot]:
+    return [
+        KvSlot(
+            owner=owner,
+            layer=index,
+            role=role,
+            dtype=info.kv_dtype,
+            shape=(n_slots, layer.n_kv_heads, rows, layer.head_dim),
+            offset=0,
+            nbytes=0,
+        )
+        for index, layer in enumerate(info.kv_layers)
+        for role in ROLES
+    ]
 
 
 def longest_length(

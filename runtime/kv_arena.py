@@ -44,6 +44,10 @@ class KvZone:
         capacity: most valid rows.
         ring_slack: None when every layer keeps all its rows; otherwise how many rows a ring can be wound back.
         secure_rollback: overwrite rejected rows with zeros.
+
+    Attributes:
+        reach: rows from the start that were ever written, valid or not, since the memory behind them was given back.
+        settled: leading valid rows that no rewind has touched since this was last set.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class KvZone:
         self.pools = pools
         self.capacity = capacity
         self.length = 0
+        self.reach = 0
+        self.settled = 0
         self.journal: deque[Rejected] = deque(maxlen=_JOURNAL_ENTRIES)
         self._ring_slack = ring_slack
         self._secure = secure_rollback
@@ -71,6 +77,7 @@ class KvZone:
             )
         start = self.length
         self.length = start + kept
+        self.reach = max(self.reach, start + written)
         self._reject(self.length, start + written)
 
     def rewind(self, length: int) -> None:
@@ -84,7 +91,19 @@ class KvZone:
         if self._ring_slack is not None and end - length > self._ring_slack:
             length = 0
         self.length = length
+        self.settled = min(self.settled, length)
         self._reject(length, end)
+
+    def move_to(self, pools: dict[str, NDArray[np.generic]], reach: int) -> None:
+        """Lie elsewhere from now on; what is valid has been copied there.
+
+        Args:
+            reach: rows of the new place that were ever written.
+        """
+        if self._secure:
+            for pool in self.pools.values():
+                pool[:, :, : self.reach] = 0
+        self.pools, self.reach = pools, reach
 
     def _reject(self, start: int, end: int) -> None:
         if start == end:
@@ -109,10 +128,11 @@ class KvArena:
     def __init__(self, plan: KvPlan, secure_rollback: bool = False) -> None:
         self.plan = plan
         try:
-            self._memory = np.frombuffer(mmap.mmap(-1, max(plan.total_nbytes, mmap.PAGESIZE)), np.uint8)
+            self._map = _anonymous(max(plan.total_nbytes, mmap.PAGESIZE))
         except (OSError, OverflowError) as error:
             raise HostError("arena", f"{plan.total_nbytes} bytes are required: {error}") from error
-        self._secure = secure_rollback
+        self._memory = np.frombuffer(self._map, np.uint8)
+        self.secure_rollback = secure_rollback
         for zone in plan.zones:
             self._guard(zone.guard_offset, zone.guard_nbytes)[:] = _GUARD_BYTE
 
@@ -123,10 +143,45 @@ class KvArena:
 
     def zone(self, owner: Owner, capacity: int, slot: int = 0) -> KvZone:
         """The zone of `owner` for the sequence in `slot`, empty, with room for `capacity` valid rows."""
+        ring = any(item.window is not None for item in self.plan.slots if item.owner == owner)
+        slack = self.plan.rollback_slack if ring else None
+        return KvZone(owner, self.pools_of(owner, slot), capacity, slack, self.secure_rollback)
+
+    def pools(self, owner: Owner) -> dict[str, NDArray[np.generic]]:
+        """Graph input name -> array [slots, Hkv, rows, D], for all sequences of a model."""
         slots = [item for item in self.plan.slots if item.owner == owner]
-        pools = {f"{item.role}_pool.{item.layer}": self._view(item)[slot : slot + 1] for item in slots}
-        ring = any(item.window is not None for item in slots)
-        return KvZone(owner, pools, capacity, self.plan.rollback_slack if ring else None, self._secure)
+        return {f"{item.role}_pool.{item.layer}": self._view(item) for item in slots}
+
+    def pools_of(self, owner: Owner, slot: int) -> dict[str, NDArray[np.generic]]:
+        """Graph input name -> array [1, Hkv, rows, D] of the sequence in `slot`."""
+        return {name: pool[slot : slot + 1] for name, pool in self.pools(owner).items()}
+
+    def touch(self, owner: Owner, slot: int, start: int, end: int) -> None:
+        """Make the system provide the memory of rows [start, end) that hold nothing; rings have theirs already."""
+        for item in self.plan.slots:
+            if item.owner == owner and item.window is None:
+                self._view(item)[slot, :, start:end] = 0
+
+    def release(self, owner: Owner, slot: int, start: int) -> None:
+        """Give the memory of a slot's rows from `start` on back to the system; they read as zeros afterwards.
+
+        Whole pages only, and nothing where the system cannot take back parts of a mapping. Rings have no such rows.
+        """
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        if advice is None:
+            return
+        for item in self.plan.slots:
+            if item.owner != owner or item.window is not None:
+                continue
+            _, n_heads, rows, head_dim = item.shape
+            row_nbytes = head_dim * item.dtype.itemsize
+            for head in range(slot * n_heads, (slot + 1) * n_heads):
+                first = item.offset + (head * rows + start) * row_nbytes
+                first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+                end = item.offset + (head + 1) * rows * row_nbytes
+                end = end // mmap.PAGESIZE * mmap.PAGESIZE
+                if first < end:
+                    self._map.madvise(advice, first, end - first)
 
     def _view(self, slot: KvSlot) -> NDArray[np.generic]:
         dtype = _NUMPY.get(slot.dtype)
@@ -152,3 +207,10 @@ class KvArena:
 
     def _guard(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         return self._memory[offset : offset + nbytes]
+
+
+def _anonymous(nbytes: int) -> mmap.mmap:
+    """Memory of this process alone: parts of it can be given back, and the system may use large pages."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

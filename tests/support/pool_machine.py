@@ -1,0 +1,175 @@
+"""Random traffic on a pool of sequences, beside a plain model of it: a list of rows for each sequence and layer."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from toy_bundle import toy_info
+
+from dsc.bundle_schema.dflash_config import CacheHealth as HealthConfig
+from dsc.bundle_schema.kv_plan import KvPlan
+from dsc.bundle_schema.model_info import KvLayer
+from dsc.compiler.plan_kv import plan_kv
+from dsc.runtime.cache_health import CacheHealth
+from dsc.runtime.kv_arena import KvArena
+from dsc.runtime.kv_slots import KvSlots
+
+MAX_LENGTH, SLACK, N_SLOTS, WINDOW = 200, 9, 4, 20
+OWNERS = st.sampled_from(["target", "draft"])
+
+
+def pool_plan(ring: bool) -> KvPlan:
+    """Two target layers and one draft layer; with `ring` the second target layer keeps a window only."""
+    layers = (KvLayer(n_kv_heads=2, head_dim=3), KvLayer(n_kv_heads=1, head_dim=4, window=WINDOW if ring else None))
+    target = toy_info(max_length=MAX_LENGTH, kv_layers=layers)
+    draft = toy_info(max_length=MAX_LENGTH, kv_layers=(KvLayer(n_kv_heads=1, head_dim=2),))
+    plan = plan_kv(target, draft, MAX_LENGTH, SLACK, N_SLOTS)
+    if not ring:
+        return plan
+    windowed = {("target", 1, role): WINDOW for role in ("k", "v")}
+    slots = [
+        slot.model_copy(update={"window": windowed.get((slot.owner, slot.layer, slot.role))}) for slot in plan.slots
+    ]
+    return plan.model_copy(update={"slots": tuple(slots)})
+
+
+class Clock:
+    """Milliseconds: a step each time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.step = 1.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+class ModelSequence:
+    """What a sequence's rows must be, for each model: rows[i] is what was written for position i in every pool."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.rows: dict[str, list[float]] = {"target": [], "draft": []}
+        self.pending: dict[str, list[float]] = {"target": [], "draft": []}
+        self.top = {"target": 0, "draft": 0}  # rows that were ever written since the sequence was empty
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Allocate, append, accept, reject, free, resize, repair, in any order and with any budget."""
+
+    sequences = Bundle("sequences")
+    ring = False
+    secure = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = KvSlots(KvArena(pool_plan(self.ring), self.secure))
+        self.clock = Clock()
+        self.health = CacheHealth(self.pool, HealthConfig(), self.clock)
+        self.model: dict[int, ModelSequence] = {}
+        self.values = count(1)
+
+    @rule(target=sequences, max_length=st.integers(1, MAX_LENGTH))
+    def allocate(self, max_length: int) -> int:
+        name = self.pool.allocate(max_length)
+        assert (name is None) == (len(self.model) == N_SLOTS)
+        if name is None:
+            return 0
+        self.model[name] = ModelSequence(min(max_length, self.pool.max_length))
+        return name
+
+    @rule(name=sequences, owner=OWNERS, n_rows=st.integers(1, 150))
+    def append(self, name: int, owner: str, n_rows: int) -> None:
+        """A forward writes rows past the valid ones, up to the slack behind the longest length."""
+        if (model := self.model.get(name)) is None or model.pending[owner]:
+            return
+        length = len(model.rows[owner])
+        n_rows = min(n_rows, SLACK + model.max_length - length)
+        if self.ring:
+            n_rows = min(n_rows, SLACK)
+        assert self.pool.append(name, owner, n_rows) == length
+        pools = self.pool.arena.pools_of(owner, self.pool.slot(name))
+        for place in range(length, length + n_rows):
+            value = float(next(self.values))
+            for number, pool in enumerate(pools.values()):
+                pool[0, :, place % pool.shape[2]] = value + number / 8
+            model.pending[owner].append(value)
+        model.top[owner] = max(model.top[owner], length + n_rows)
+
+    @rule(name=sequences, owner=OWNERS, share=st.floats(0, 1))
+    def accept(self, name: int, owner: str, share: float) -> None:
+        if (model := self.model.get(name)) is None:
+            return
+        room = model.max_length - len(model.rows[owner])
+        kept = min(round(share * len(model.pending[owner])), room)
+        self.pool.accept(name, owner, kept)
+        model.rows[owner] += model.pending[owner][:kept]
+        model.pending[owner] = []
+
+    @rule(name=sequences, owner=OWNERS, share=st.floats(0, 1))
+    def rewind(self, name: int, owner: str, share: float) -> None:
+        if (model := self.model.get(name)) is None:
+            return
+        length = round(share * len(model.rows[owner]))
+        self.pool.rewind(name, owner, length)
+        if self.ring and owner == "target" and len(model.rows[owner]) - length > SLACK:
+            length = 0  # the ring has written over what would be needed
+        del model.rows[owner][length:]
+        model.pending[owner] = []
+        model.top[owner] = 0 if length == 0 else model.top[owner]
+
+    @rule(name=consumes(sequences))
+    def free(self, name: int) -> None:
+        if self.model.pop(name, None) is not None:
+            self.pool.free(name)
+
+    @rule(max_length=st.integers(1, MAX_LENGTH))
+    def resize(self, max_length: int) -> None:
+        self.health.repairs.resize(max_length)
+        assert self.pool.max_length <= MAX_LENGTH
+
+    @rule(which=st.sampled_from(["defragment", "trim", "continue_resize"]), n_steps=st.integers(0, 12))
+    def repair(self, which: str, n_steps: int) -> None:
+        steps = iter(range(n_steps))
+        getattr(self.health.repairs, which)(lambda: next(steps, None) is not None)
+
+    @rule(min_density=st.floats(0, 1))
+    def extend(self, min_density: float) -> None:
+        self.health.repairs.extend(min_density)
+
+    @rule(step=st.sampled_from([0.0, 1.0, 7.0, 50.0]))
+    def scan(self, step: float) -> None:
+        self.clock.now += 200
+        self.clock.step = step
+        assert self.health.scan() is not None
+
+    @invariant()
+    def every_row_is_where_the_pool_says(self) -> None:
+        assert set(self.pool.live) == set(self.model)
+        assert len({self.pool.slot(name) for name in self.model}) == len(self.model)
+        for name, model in self.model.items():
+            for owner, rows in model.rows.items():
+                zone = self.pool.zone(name, owner)
+                assert zone.length == len(rows) <= zone.reach
+                pools = self.pool.arena.pools_of(owner, self.pool.slot(name))
+                assert list(pools) == list(zone.pools)
+                for number, (label, pool) in enumerate(pools.items()):
+                    assert zone.pools[label].ctypes.data == pool.ctypes.data
+                    self._check_rows(pool, rows, model.top[owner], number)
+                    if self.secure:
+                        self._check_wiped(pool, len(rows) + len(model.pending[owner]))
+        self.pool.arena.check_guards()
+
+    def _check_rows(self, pool: np.ndarray, rows: list[float], top: int, number: int) -> None:
+        n_rows = pool.shape[2]
+        for_ring = top - n_rows  # positions below have been written over
+        places = np.arange(max(for_ring, 0), len(rows))
+        expected = np.array(rows, np.float32)[places] + np.float32(number / 8)
+        assert (pool[0][:, places % n_rows] == expected[None, :, None]).all()
+
+    def _check_wiped(self, pool: np.ndarray, n_written: int) -> None:
+        assert not pool[0, :, n_written:].any()
