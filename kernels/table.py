@@ -12,10 +12,13 @@ CONTRACTS: dict[str, str] = {
     "Experts": "dsc.kernels.experts:EXPERTS",
     "KvCommit": "dsc.kernels.kv_ops:KV_COMMIT",
     "KvRollback": "dsc.kernels.kv_ops:KV_ROLLBACK",
+    "MarkovWalk": "dsc.kernels.markov_walk:MARKOV_WALK",
     "QkvAttention": "dsc.kernels.qkv_attention:QKV_ATTENTION",
     "SpeculativeVerify": "dsc.kernels.speculative_verify:SPECULATIVE_VERIFY",
     "SwiGlu": "dsc.kernels.swiglu:SWIGLU",
+    "TreeVerify": "dsc.kernels.tree_verify:TREE_VERIFY",
     "VerifyAttention": "dsc.kernels.verify_attention:VERIFY_ATTENTION",
+    "VerifyAttentionInt8": "dsc.kernels.verify_attention_int8:VERIFY_ATTENTION_INT8",
 }
 """Operator of the `ai.dspark` domain -> ``module:NAME``."""
 

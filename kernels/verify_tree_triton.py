@@ -31,7 +31,7 @@ def accept_tree(
 ):  # fmt: skip
     """Grid (B): tokens, parents [B, nodes]; node j is row j + 1 and its parent row comes before it.
 
-    `path_ptr` [B, nodes + 1] receives the rows that stay, row 0 first: the input of the pool's commit.
+    `path_ptr` [B, nodes + 1] receives the rows that stay, row 0 first, then zeros: the input of the pool's commit.
     """
     slot = tl.program_id(0)
     count = tl.load(lengths_ptr + slot)
@@ -43,7 +43,7 @@ def accept_tree(
     node = tl.arange(0, BLOCK_N)
     tokens = tl.load(tokens_ptr + slot * nodes + node, mask=node < count, other=-1)
     parents = tl.load(parents_ptr + slot * nodes + node, mask=node < count, other=-1)
-    tl.store(path_ptr + first_row, 0)
+    path = tl.zeros([BLOCK_N], tl.int32)
     for j in tl.range(0, count):
         row = first_row + current
         child = tl.load(parents_ptr + slot * nodes + j) == current
@@ -53,8 +53,8 @@ def accept_tree(
         else:
             top, scale, cut = row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P, TRUNCATED)
             # A token outside the vocabulary, or tried before at this row, has no probability.
-            tried = tl.max(((node < j) & (parents == current) & (tokens == token)).to(tl.int32), 0) != 0
-            known = (token >= 0) & (token < vocab) & child & (not tried)
+            before = tl.max(((node < j) & (parents == current) & (tokens == token)).to(tl.int32), 0) != 0
+            known = (token >= 0) & (token < vocab) & child & (not before)
             x = tl.load(logits_ptr + row.to(tl.int64) * vocab + token, mask=known, other=float("-inf"))
             p = tl.where((x >= cut) & known, tl.exp((x.to(tl.float32) - top) * inverse) * scale, 0.0)
             uniform = tl.minimum(tl.load(uniforms_ptr + first_row + j), LARGEST_UNIFORM)
@@ -62,21 +62,24 @@ def accept_tree(
             left = tl.where(hit, 1.0, left - p)
         current = tl.where(hit, j + 1, current)
         accepted += hit.to(tl.int32)
-        tl.store(path_ptr + first_row + accepted, current)
+        path = tl.where(node == accepted, current, path)
+    tl.store(path_ptr + first_row + node, path, mask=node <= nodes)
     row = first_row + current
     if GREEDY:
         chosen = _best_token(best_ptr, token_ptr, row, parts, vocab, BLOCK_P)
     else:
         top, scale, cut = row_state(best_ptr, sum_ptr, cut_ptr, row, parts, inverse, BLOCK_P, TRUNCATED)
         uniform = tl.minimum(tl.load(uniforms_ptr + first_row + nodes), LARGEST_UNIFORM)
+        # Nodes past the count are no children: what was tried is this sequence's first `count` nodes.
+        up, tried = parents_ptr + slot * nodes, tokens_ptr + slot * nodes
         chosen, mass = draw_token(
-            logits_ptr, parents_ptr, tokens_ptr, row, slot, current, top, scale, cut, inverse, True, uniform,
-            vocab, nodes, BLOCK_V, TILES, 3,
+            logits_ptr, up, tried, row, 0, current, top, scale, cut, inverse, True, uniform, vocab, count,
+            BLOCK_V, TILES, 3,
         )  # fmt: skip
         if mass <= 0.0:
             chosen, mass = draw_token(
-                logits_ptr, parents_ptr, tokens_ptr, row, slot, current, top, scale, cut, inverse, False,
-                uniform, vocab, nodes, BLOCK_V, TILES, 3,
+                logits_ptr, up, tried, row, 0, current, top, scale, cut, inverse, False, uniform, vocab, count,
+                BLOCK_V, TILES, 3,
             )  # fmt: skip
     tl.store(accepted_ptr + slot, accepted)
     tl.store(next_ptr + slot, chosen.to(tl.int64))
