@@ -75,6 +75,10 @@ class ChecksumMismatch(BundleError):
     """A member's bytes are not those that were written."""
 
 
+class BadWeightIndex(BundleError):
+    """The index of the weights is malformed, or its tensors do not fill the member that holds their bytes."""
+
+
 class ForeignLocation(BundleError):
     """A graph names a file other than the bundle itself for its weights."""
 

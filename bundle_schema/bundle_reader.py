@@ -25,8 +25,10 @@ from dsc.bundle_schema import zip_layout
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.manifest import MANIFEST_NAME, Manifest, Member, parse_manifest
 from dsc.bundle_schema.strict_json import MAX_JSON_NBYTES
+from dsc.bundle_schema.weight_index import INDEX_NAME, StoredTensor, parse_index
+from dsc.bundle_schema.zip_layout import WEIGHTS_NAME
 
-MAX_DIRECTORY_NBYTES: Final = 2 * 2**20
+MAX_DIRECTORY_NBYTES: Final = 2**18
 _END: Final = struct.Struct("<4s4H2LH")
 _END64: Final = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR64: Final = struct.Struct("<4sLQL")
@@ -87,6 +89,18 @@ class OpenBundle:
     def read(self, name: str) -> bytes:
         """A copy of the member's bytes. Raises MissingMember."""
         return bytes(self.view(name))
+
+    def weights(self) -> tuple[StoredTensor, ...]:
+        """Every unique tensor, in file order; the index is hashed and parsed at each call.
+
+        Raises:
+            ChecksumMismatch, BadWeightIndex: the index is damaged, or does not describe the weights.
+        """
+        if WEIGHTS_NAME not in self.members:
+            return ()
+        self.verify([INDEX_NAME])
+        with self.view(INDEX_NAME) as data:
+            return parse_index(data, f"{self.path}: {INDEX_NAME}", self.member(WEIGHTS_NAME))
 
     def verify(self, names: Iterable[str] | None = None, progress: Callable[[str, int], None] | None = None) -> None:
         """Hash members and compare with the manifest (whose own checksum was compared when opening).
@@ -225,8 +239,8 @@ def _check_members(data: mmap.mmap, infos: list[zipfile.ZipInfo], directory: int
     for info in infos:
         _check_name(info, names, folded, where)
         _check_kind(info, where)
-        payload, zip64 = _check_local(data, info, position, directory, where)
-        record = zip_layout.directory_record(info.filename, position, info.file_size, info.CRC, zip64)
+        payload = _check_local(data, info, position, directory, where)
+        record = zip_layout.directory_record(info.filename, position, info.file_size, info.CRC)
         if record != data[record_start : record_start + len(record)]:
             raise errors.HeaderMismatch(where, f"{info.filename} has a directory record that no bundle writer makes")
         record_start += len(record)
@@ -263,12 +277,8 @@ def _check_kind(info: zipfile.ZipInfo, where: str) -> None:
         raise errors.HeaderMismatch(where, f"{name} has two sizes, {info.compress_size} and {info.file_size}")
 
 
-def _check_local(data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int, where: str) -> tuple[int, bool]:
-    """Compare the local header with the one that the writer makes of the directory's facts.
-
-    Returns:
-        The payload's offset, and whether the header has the ZIP64 form.
-    """
+def _check_local(data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int, where: str) -> int:
+    """Compare the local header with the one that the writer makes of the directory's facts; the payload's offset."""
     name = info.filename
     if info.header_offset != position:
         kind = errors.OverlappingMembers if info.header_offset < position else errors.ExtraBytes
@@ -276,7 +286,7 @@ def _check_local(data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int
     fixed_end = position + zip_layout.LOCAL_HEADER.size
     if fixed_end + info.file_size > end:
         raise errors.OverlappingMembers(where, f"{name} with {info.file_size} bytes reaches beyond the members")
-    *_, packed, _, n_name, n_extra = zip_layout.LOCAL_HEADER.unpack(data[position:fixed_end])
+    *_, n_name, n_extra = zip_layout.LOCAL_HEADER.unpack(data[position:fixed_end])
     payload: int = fixed_end + n_name + n_extra
     if payload + info.file_size > end:
         raise errors.OverlappingMembers(where, f"{name} with {info.file_size} bytes reaches beyond the members")
@@ -284,12 +294,9 @@ def _check_local(data: mmap.mmap, info: zipfile.ZipInfo, position: int, end: int
         raise errors.MisalignedMember(
             where, f"{name} must start at a multiple of {zip_layout.alignment_of(name)}, got {payload}"
         )
-    zip64 = packed == 0xFFFFFFFF
-    too_large = info.file_size > zipfile.ZIP64_LIMIT and not zip64
-    facts = (name, position, info.file_size, info.CRC, zip64)
-    if too_large or zip_layout.local_header(*facts) != data[position:payload]:
+    if zip_layout.local_header(name, position, info.file_size, info.CRC) != data[position:payload]:
         raise errors.HeaderMismatch(where, f"the local header of {name} contradicts the directory")
-    return payload, zip64
+    return payload
 
 
 def _read_manifest(data: mmap.mmap, located: list[_Located], where: str) -> Manifest:

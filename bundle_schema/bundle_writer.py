@@ -13,22 +13,22 @@ import hashlib
 import os
 import secrets
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, Self, TypeAlias
+from typing import BinaryIO, Final, Self
 
 from dsc.bundle_schema import zip_layout
 from dsc.bundle_schema.bundle_errors import ChecksumMismatch, DiskFull, DuplicateMember, MissingMember
 from dsc.bundle_schema.bundle_reader import open_bundle
 from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.bundle_schema.manifest import MANIFEST_NAME, Manifest, Member, dump_manifest
+from dsc.bundle_schema.tensors import DType
+from dsc.bundle_schema.weight_index import INDEX_NAME, StoredTensor
+from dsc.bundle_schema.weight_region import Buffer, Payload, WeightRegion, chunks
+from dsc.bundle_schema.zip_layout import WEIGHTS_NAME
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-Payload: TypeAlias = Buffer | Iterable[Buffer]
-
-_CHUNK: Final = 2**24
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -38,7 +38,7 @@ class BundleWriter:
     Weights come first, so that graphs, which name their offsets, can be serialised after them::
 
         with BundleWriter(path) as writer:
-            weight = writer.add_weight(tensor_bytes)
+            weight = writer.add_weight(tensor_bytes, dtype, shape, user)
             writer.add("target/graph.onnx", graph_naming(weight.offset))
             writer.seal(manifest)
 
@@ -52,6 +52,7 @@ class BundleWriter:
         self.path = Path(os.path.realpath(path))
         zip_layout.external_location(self.path.name)
         self._members: dict[str, Member] = {}
+        self._weights: WeightRegion | None = None
 
     def __enter__(self) -> Self:
         if self.path.is_dir():
@@ -68,10 +69,12 @@ class BundleWriter:
         if self._file.closed:
             return
         # Closing writes the ZIP directory: it may fail once more for want of room, and nothing depends on it.
-        with suppress(OSError, ValueError, RuntimeError):
-            self._zip.close()
-        with suppress(OSError):
-            self._file.close()
+        closing = [self._zip.close, self._file.close]
+        if self._weights is not None:
+            closing.insert(0, self._weights.abandon)
+        for close in closing:
+            with suppress(OSError, ValueError, RuntimeError):
+                close()
         self._temporary.unlink(missing_ok=True)
 
     def add(self, name: str, payload: Payload, nbytes: int | None = None) -> Member:
@@ -93,25 +96,43 @@ class BundleWriter:
         zip_layout.check_name(name, where)
         if name in self._members or name == MANIFEST_NAME:
             raise DuplicateMember(where, f"{name} must be written once")
-        member = self._write(name, payload, _size_of(payload, nbytes), None)
-        self._members[name] = member
-        return member
+        self._close_weights()
+        return self._write(name, payload, _size_of(payload, nbytes))
 
-    def add_weight(self, payload: Buffer | Collection[Buffer], nbytes: int | None = None) -> Member:
-        """Write a tensor as ``weights/<its SHA-256>``, or find it there when an equal one was written.
+    def add_weight(
+        self, payload: Buffer | Collection[Buffer], dtype: DType, shape: tuple[int, ...], user: tuple[str, str]
+    ) -> StoredTensor:
+        """Write a tensor, or find it when one with the same bytes was written.
+
+        Weights come before every other member.
 
         Args:
             payload: a buffer, or buffers that can be iterated twice: once to hash, once to write.
-            nbytes: the payload's size; required when `payload` is not a buffer.
+            dtype: its type; `shape` its sizes.
+            user: the graph's member and the initializer's name there.
+
+        Returns:
+            What is stored, which may have another shape or type of the same bytes.
+
+        Raises:
+            DiskFull: there is no room; nothing is left at the target but what was there.
         """
-        digest = hashlib.sha256()
-        for chunk in _chunks(payload):
-            digest.update(chunk)
-        name = f"weights/{digest.hexdigest()}"
-        if name not in self._members:
-            size = _size_of(payload, nbytes)
-            self._members[name] = self._write(name, payload, size, digest.hexdigest())
-        return self._members[name]
+        if self._members:
+            raise ValueError(f"weights come first, {next(iter(self._members))} was written already")
+        with _disk_errors(self.path):
+            if self._weights is None:
+                self._weights = WeightRegion(self._zip, self._file)
+            return self._weights.add(payload, dtype, shape, user)
+
+    def _close_weights(self) -> None:
+        """Complete the weights and write their index, once."""
+        if self._weights is None:
+            return
+        with _disk_errors(self.path):
+            weights, self._weights = self._weights, None
+            self._members[WEIGHTS_NAME] = weights.close()
+        index = weights.index()
+        self._write(INDEX_NAME, index, len(index))
 
     def seal(self, manifest: Manifest) -> Manifest:
         """Write the manifest as the last member and put the bundle in its place.
@@ -122,10 +143,11 @@ class BundleWriter:
         Returns:
             The manifest as written.
         """
+        self._close_weights()
         fields = {name: getattr(manifest, name) for name in type(manifest).model_fields}
         sealed = Manifest(**fields | {"members": tuple(self._members.values())})
         data = dump_manifest(sealed)
-        self._write(MANIFEST_NAME, data, len(data), None)
+        self._write(MANIFEST_NAME, data, len(data))
         with _disk_errors(self.path):
             self._zip.close()
             self._file.flush()
@@ -135,20 +157,20 @@ class BundleWriter:
             _sync_folder(self.path.parent)
         return sealed
 
-    def _write(self, name: str, payload: Payload, nbytes: int, sha256: str | None) -> Member:
-        zip64 = nbytes > zip_layout.ZIP64_FROM
-        info = zip_layout.member_info(name, self._file.tell(), nbytes, zip64)
+    def _write(self, name: str, payload: Payload, nbytes: int) -> Member:
+        info = zip_layout.member_info(name, self._file.tell(), nbytes)
         digest = hashlib.sha256()
+        zip64 = zip_layout.has_zip64(name, nbytes)
         with _disk_errors(self.path), self._zip.open(info, "w", force_zip64=zip64) as stream:
             offset = self._file.tell()
-            for chunk in _chunks(payload):
-                if sha256 is None:
-                    digest.update(chunk)
+            for chunk in chunks(payload):
+                digest.update(chunk)
                 stream.write(chunk)
         info.extra = b""  # padding belongs to the local header; the directory at the end does without
         if info.file_size != nbytes:
             raise ValueError(f"{name}: {nbytes} bytes were announced, got {info.file_size}")
-        return Member(name=name, offset=offset, nbytes=nbytes, sha256=sha256 or digest.hexdigest())
+        self._members[name] = Member(name=name, offset=offset, nbytes=nbytes, sha256=digest.hexdigest())
+        return self._members[name]
 
 
 def rewrite_members(path: Path | str, changes: Mapping[str, bytes], output: Path | str | None = None) -> Manifest:
@@ -227,15 +249,6 @@ def _size_of(payload: Payload, nbytes: int | None) -> int:
     if nbytes is None:
         raise ValueError("nbytes is required when the payload is not one buffer")
     return nbytes
-
-
-def _chunks(payload: Payload) -> Iterator[memoryview]:
-    buffers = [payload] if isinstance(payload, bytes | bytearray | memoryview) else payload
-    for buffer in buffers:
-        view = memoryview(buffer)
-        flat = view.cast("B") if view.nbytes else memoryview(b"")
-        for start in range(0, flat.nbytes, _CHUNK):
-            yield flat[start : start + _CHUNK]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,14 +6,15 @@ small read tells all there is to know of a bundle of any size.
 
 from __future__ import annotations
 
-from math import prod
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import FailFast, Field, JsonValue, model_validator
 
 from dsc.bundle_schema.model_info import ModelInfo
 from dsc.bundle_schema.strict_json import dump_canonical, parse_strict
-from dsc.bundle_schema.tensors import DType, StrictModel, TensorSpec
+from dsc.bundle_schema.tensors import StrictModel, TensorSpec
+from dsc.bundle_schema.weight_index import INDEX_NAME
+from dsc.bundle_schema.zip_layout import WEIGHTS_NAME
 
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_SCHEMA: Final = "1.0"
@@ -26,6 +27,7 @@ NBytes = Annotated[int, Field(ge=0, le=2**50)]
 Number = Annotated[int, Field(ge=0, le=2**50)]
 Version = Annotated[str, Field(pattern=r"^\d{1,6}(\.\d{1,6}){1,2}$")]
 
+GraphBackend = Literal["cpu", "cuda"]
 DraftKind = Literal["none", "model", "self", "ngram", "prefix", "mtp", "eagle3", "dflash", "dspark"]
 _KINDS_WITHOUT_GRAPH = frozenset({"none", "ngram"})
 
@@ -42,30 +44,6 @@ class Member(StrictModel):
     offset: NBytes
     nbytes: NBytes
     sha256: Sha256
-
-
-class WeightEntry(StrictModel):
-    """One unique tensor; equal tensors are stored once, whichever graphs use them.
-
-    Attributes:
-        member: ``weights/<sha256 of the bytes>``.
-        users: ``graph member:initializer name`` of every use.
-    """
-
-    member: MemberName
-    dtype: DType
-    shape: tuple[Number, ...]
-    nbytes: NBytes
-    users: tuple[Name, ...] = ()
-
-    @model_validator(mode="after")
-    def _size_is_shape_times_itemsize(self) -> Self:
-        expected = prod(self.shape) * self.dtype.itemsize
-        if expected != self.nbytes:
-            raise ValueError(
-                f"{self.member}: {self.dtype} {list(self.shape)} takes {expected} bytes, got {self.nbytes}"
-            )
-        return self
 
 
 class KernelEntry(StrictModel):
@@ -89,7 +67,7 @@ class GraphEntry(StrictModel):
     """
 
     member: MemberName
-    backend: Literal["cpu", "cuda"]
+    backend: GraphBackend
     role: Name
     ir_version: Annotated[int, Field(ge=1, le=1000)]
     opsets: dict[str, Annotated[int, Field(ge=1, le=10000)]]
@@ -106,6 +84,12 @@ class ModelEntry(StrictModel):
 
     info: ModelInfo
     graphs: Annotated[tuple[GraphEntry, ...], FailFast()]
+
+    def info_on(self, backend: GraphBackend) -> ModelInfo:
+        """`info`, with the element type that the pools have in the graphs of `backend`, where there are some."""
+        pools = (spec for graph in self.graphs if graph.backend == backend for spec in graph.inputs)
+        dtype = next((spec.dtype for spec in pools if spec.name.startswith("k_pool.")), self.info.kv_dtype)
+        return self.info.model_copy(update={"kv_dtype": dtype})
 
 
 class DraftEntry(StrictModel):
@@ -157,6 +141,7 @@ class Manifest(StrictModel):
         licences: ``target`` and ``draft`` -> licence.
         sources: ``target`` and ``draft`` -> provenance text.
         recipe: the effective recipe that compiled this bundle.
+        kernels_left_out: GPU kernels that the recipe asked for and that do not exist -> the reason.
         members: every other member, in file order.
     """
 
@@ -173,8 +158,8 @@ class Manifest(StrictModel):
     tokenizer: TokenizerEntry = TokenizerEntry()
     # One wrong row is enough to refuse a table, and cheaper than a list of all that is wrong with it.
     members: Annotated[tuple[Member, ...], FailFast()] = ()
-    weights: Annotated[tuple[WeightEntry, ...], FailFast()] = ()
     kernels: Annotated[tuple[KernelEntry, ...], FailFast()] = ()
+    kernels_left_out: dict[Name, Text] = Field(default_factory=dict)
 
     def member(self, name: str) -> Member | None:
         """The entry of the member's table with this name, None when there is none."""
@@ -191,16 +176,13 @@ class Manifest(StrictModel):
             raise ValueError("members: two entries have one name")
         if not self.members:  # a manifest that is not sealed yet
             return self
+        for name, other in ((WEIGHTS_NAME, INDEX_NAME), (INDEX_NAME, WEIGHTS_NAME)):
+            if name in table and other not in table:
+                raise ValueError(f"{other} is required beside {name}")
         used = [graph.member for graph in self.graphs()] + [kernel.member for kernel in self.kernels]
         for name in (*used, *self.tokenizer.members):
             if name not in table:
                 raise ValueError(f"{name} is used but is not in the members' table")
-        for weight in self.weights:
-            member = table.get(weight.member)
-            if member is None or member.nbytes != weight.nbytes:
-                raise ValueError(f"{weight.member} is not in the members' table with {weight.nbytes} bytes")
-            if weight.member != f"weights/{member.sha256}":
-                raise ValueError(f"{weight.member} must be named by its SHA-256, {member.sha256}")
         return self
 
 

@@ -26,7 +26,7 @@ MAX_JSON_VALUES: Final = 2**16
 MAX_JSON_OBJECTS: Final = 2**14
 MAX_JSON_KEYS: Final = 2**10
 """Bounds of a member and (keys) of one object. A value may cost the parsers 600 bytes, an object 1,800, a wrong
-field 1,100: the bounds keep a hostile member under 64 MiB and leave room for some 4,000 tensors."""
+field 1,100: the bounds keep a hostile member under 64 MiB."""
 
 _MAX_ERRORS: Final = 1000
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -17,6 +17,7 @@ from dsc.bundle_schema.errors import RequestError
 
 PAGE: Final = 4096
 SMALL_ALIGNMENT: Final = 64
+WEIGHTS_NAME: Final = "weights/tensors.bin"
 ZIP64_FROM: Final = 2**30
 """Members larger than this get ZIP64 headers; below the stdlib's own limit, so that it never decides."""
 
@@ -65,8 +66,13 @@ STORED_LOCATION: Final = external_location("bundle.dsmodel")
 
 
 def alignment_of(name: str) -> int:
-    """Alignment of a member's payload: a page for what is memory-mapped, 64 bytes for the rest."""
-    return PAGE if name.startswith(("weights/", "kernels/")) or name.endswith(".onnx") else SMALL_ALIGNMENT
+    """Alignment of a member's payload: a page for the weights, which are memory-mapped, 64 bytes for the rest."""
+    return PAGE if name == WEIGHTS_NAME else SMALL_ALIGNMENT
+
+
+def has_zip64(name: str, nbytes: int) -> bool:
+    """Whether a member has ZIP64 headers: large ones, and the weights, whose size is not known when they begin."""
+    return name == WEIGHTS_NAME or nbytes > ZIP64_FROM
 
 
 def check_name(name: str, where: str) -> None:
@@ -80,18 +86,19 @@ def check_name(name: str, where: str) -> None:
         raise BadMemberName(where, f"member names are relative paths of letters, digits and ._-/, got {name[:80]!r}")
 
 
-def member_info(name: str, header_offset: int, nbytes: int, zip64: bool) -> zipfile.ZipInfo:
+def member_info(name: str, header_offset: int, nbytes: int) -> zipfile.ZipInfo:
     """The writer's record of a member whose header starts at `header_offset`."""
     info = zipfile.ZipInfo(name, TIMESTAMP)
     info.create_system = _UNIX
     info.external_attr = FILE_ATTRIBUTES
     info.file_size = nbytes
-    info.extra = _padding(name, header_offset, zip64)
+    info.extra = _padding(name, header_offset, has_zip64(name, nbytes))
     return info
 
 
-def local_header(name: str, header_offset: int, nbytes: int, crc: int, zip64: bool) -> bytes:
+def local_header(name: str, header_offset: int, nbytes: int, crc: int) -> bytes:
     """The bytes before a member's payload; the reader compares, so this is written apart from the writer."""
+    zip64 = has_zip64(name, nbytes)
     extra = _padding(name, header_offset, zip64)
     version, size = _PLAIN, nbytes
     if zip64:
@@ -101,14 +108,14 @@ def local_header(name: str, header_offset: int, nbytes: int, crc: int, zip64: bo
     return LOCAL_HEADER.pack(_LOCAL_SIGNATURE, *fields) + name.encode() + extra
 
 
-def directory_record(name: str, header_offset: int, nbytes: int, crc: int, zip64: bool) -> bytes:
+def directory_record(name: str, header_offset: int, nbytes: int, crc: int) -> bytes:
     """The record of a member in the ZIP directory at the end of the file."""
     limit = zipfile.ZIP64_LIMIT
     large = [nbytes, nbytes] if nbytes > limit else []
     far = [header_offset] if header_offset > limit else []
     values = large + far
     extra = struct.pack(f"<HH{len(values)}Q", 1, 8 * len(values), *values) if values else b""
-    version = _WITH_ZIP64 if values or zip64 else _PLAIN
+    version = _WITH_ZIP64 if values or has_zip64(name, nbytes) else _PLAIN
     size = _MASK32 if large else nbytes
     offset = _MASK32 if far else header_offset
     head = (version, _UNIX, version, 0, 0, zipfile.ZIP_STORED, 0, _DATE, crc, size, size)

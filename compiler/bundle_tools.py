@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, parse_certificate
-from dsc.bundle_schema.container import OpenBundle, open_bundle, relocate_graph, rewrite_members
+from dsc.bundle_schema.container import INDEX_NAME, OpenBundle, open_bundle, relocate_graph, rewrite_members
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, apply_override, dump_config, parse_config
 from dsc.bundle_schema.errors import CheckFailed, DscError, RequestError
 from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, check_plan, parse_plan
@@ -40,6 +41,15 @@ def _check_hashes(bundle: OpenBundle) -> str:
     return f"{len(bundle.manifest.members)} members, {format_nbytes(len(bundle.map))}"
 
 
+def _check_weights(bundle: OpenBundle) -> str:
+    tensors = bundle.weights()
+    for tensor in tensors:
+        with memoryview(bundle.map)[tensor.offset : tensor.offset + tensor.nbytes] as data:
+            if hashlib.sha256(data).hexdigest() != tensor.sha256:
+                raise CheckFailed(INDEX_NAME, f"{tensor.users[0]} is not the tensor with SHA-256 {tensor.sha256}")
+    return f"{len(tensors)} unique tensors"
+
+
 def _check_plan(bundle: OpenBundle) -> str:
     manifest = bundle.manifest
     draft = manifest.draft.model.info if manifest.draft.model is not None else None
@@ -61,6 +71,7 @@ def _check_certificate(bundle: OpenBundle) -> str:
 _CHECKS: dict[str, Callable[[OpenBundle], str]] = {
     "structure": _check_structure,
     "hashes": _check_hashes,
+    "weights": _check_weights,
     "kv plan": _check_plan,
     "schedule": _check_schedule,
     "certificate": _check_certificate,
@@ -72,9 +83,10 @@ def diff_bundles(first: Path, second: Path) -> list[tuple[str, str, str]]:
     flat = []
     for path in (first, second):
         with open_bundle(path) as bundle:
-            data = bundle.manifest.model_dump(mode="json", exclude={"members", "weights"})
+            data = bundle.manifest.model_dump(mode="json", exclude={"members"})
             members = {member.name: member.sha256[:16] for member in bundle.manifest.members}
-        flat.append(dict(_flatten({"manifest": data, "members": members})))
+            weights = {user: weight.sha256[:16] for weight in bundle.weights() for user in weight.users}
+        flat.append(dict(_flatten({"manifest": data, "members": members, "weights": weights})))
     places = sorted(flat[0].keys() | flat[1].keys())
     rows = [(place, flat[0].get(place, "-"), flat[1].get(place, "-")) for place in places]
     return [row for row in rows if row[1] != row[2]]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,26 +15,30 @@ import onnx_ir as ir
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, dump_certificate
 from dsc.bundle_schema.container import STORED_LOCATION, BundleWriter
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, dump_config
-from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, dump_plan
+from dsc.bundle_schema.kv_plan import PLAN_NAMES, KvPlan, dump_plan
 from dsc.bundle_schema.manifest import (
     DraftEntry,
     DraftKind,
+    GraphBackend,
     GraphEntry,
     Manifest,
     ModelEntry,
     Requires,
     TokenizerEntry,
-    WeightEntry,
 )
 from dsc.bundle_schema.model_info import ModelInfo
 from dsc.bundle_schema.tensors import DType, TensorSpec
+from dsc.compiler.card import CARD_NAME, write_card
+from dsc.compiler.gpu_kernels import GpuKernels
+from dsc.compiler.tokenizer_compact import compact_tokenizer
+from dsc.kernels.bundle_members import kernel_entry
 
 if TYPE_CHECKING:
-    from dsc.bundle_schema.manifest import Member
+    from dsc.bundle_schema.manifest import KernelEntry
+    from dsc.kernels.aot import CompiledKernel
 
 INLINE_NBYTES = 1024
 MIN_ONNXRUNTIME = "1.31.0"
-CARD_NAME = "card.md"
 
 _DTYPES = {
     ir.DataType.FLOAT: DType.FLOAT32,
@@ -56,7 +60,7 @@ class GraphPart:
     role: str
     model: ir.Model
     precision: str
-    backend: Literal["cpu", "cuda"] = "cpu"
+    backend: GraphBackend = "cpu"
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,17 @@ class ModelPart:
 
     info: ModelInfo
     graphs: tuple[GraphPart, ...]
+
+    def info_on(self, backend: GraphBackend) -> ModelInfo:
+        """`info`, with the element type of the pools in the graphs for `backend`."""
+        graph = next(graph for graph in self.graphs if graph.backend == backend)
+        return self.info.model_copy(update={"kv_dtype": pool_dtype(graph.model)})
+
+
+def pool_dtype(model: ir.Model) -> DType:
+    """Element type of a graph's KV pools; half precision makes them half as large."""
+    pool = next(value for value in model.graph.inputs if str(value.name).startswith("k_pool."))
+    return DType.FLOAT16 if pool.dtype is not None and pool.dtype.name == "FLOAT16" else DType.FLOAT32
 
 
 @dataclass(frozen=True)
@@ -78,14 +93,14 @@ class BundleContents:
     tokenizer: dict[str, bytes]
     tokenizer_verdict: TokenizerEntry
     n_shared: int | None
-    plan: KvPlan
+    plans: dict[GraphBackend, KvPlan]
     config: DflashConfig
     certificate: Certificate
-    card: str
     recipe: dict[str, Any]
     sources: dict[str, str]
     licences: dict[str, str]
     created_by: dict[str, str]
+    gpu: GpuKernels = field(default_factory=GpuKernels)
 
 
 def emit_bundle(path: Path, contents: BundleContents) -> Manifest:
@@ -96,22 +111,24 @@ def emit_bundle(path: Path, contents: BundleContents) -> Manifest:
     """
     parts = [*contents.target.graphs, *(contents.draft.graphs if contents.draft else ())]
     with BundleWriter(path) as writer:
-        weights = _WeightTable(writer)
         entries: dict[str, GraphEntry] = {}
         serialised: dict[str, bytes] = {}
         for part in parts:
             entries[part.member] = _graph_entry(part)
-            with weights.externalised(part):
+            with _externalised(part, writer):
                 serialised[part.member] = ir.to_proto(part.model).SerializeToString(deterministic=True)
         for member, data in serialised.items():
             writer.add(member, data)
+        kernels = tuple(_add_kernel(writer, kernel) for kernel in contents.gpu.kernels)
         tokenizer_members = tuple(f"tokenizer/{name}" for name in sorted(contents.tokenizer))
         for member in tokenizer_members:
-            writer.add(member, contents.tokenizer[member.removeprefix("tokenizer/")])
-        writer.add(KV_PLAN_NAME, dump_plan(contents.plan))
+            data = contents.tokenizer[member.removeprefix("tokenizer/")]
+            writer.add(member, compact_tokenizer(data) if member == "tokenizer/tokenizer.json" else data)
+        for backend, plan in contents.plans.items():
+            writer.add(PLAN_NAMES[backend], dump_plan(plan))
         writer.add(DFLASH_CONFIG_NAME, dump_config(contents.config))
         writer.add(CERTIFICATE_NAME, dump_certificate(contents.certificate))
-        writer.add(CARD_NAME, contents.card.encode())
+        writer.add(CARD_NAME, write_card(contents, contents.certificate).encode())
         verdict = contents.tokenizer_verdict
         return writer.seal(
             Manifest(
@@ -128,63 +145,42 @@ def emit_bundle(path: Path, contents: BundleContents) -> Manifest:
                     n_shared=contents.n_shared,
                 ),
                 tokenizer=TokenizerEntry(members=tokenizer_members, verdict=verdict.verdict, summary=verdict.summary),
-                weights=weights.entries(),
+                kernels=kernels,
+                kernels_left_out=contents.gpu.left_out,
             )
         )
 
 
-@dataclass
-class _WeightTable:
-    """Writes tensors once and remembers who uses them."""
-
-    writer: BundleWriter
-    _rows: dict[str, tuple[Member, DType, tuple[int, ...]]] = field(default_factory=dict)
-    _users: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    @contextmanager
-    def externalised(self, part: GraphPart) -> Iterator[None]:
-        """Write the large initializers of a graph; inside the block they name their place in the bundle."""
-        kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
-        for name, value in part.model.graph.initializers.items():
-            tensor = value.const_value
-            if tensor is None or tensor.nbytes < INLINE_NBYTES:
-                continue
-            member = self.writer.add_weight(_buffer(tensor))
-            shape = tuple(tensor.shape.numpy())
-            self._rows[member.name] = (member, _DTYPES[tensor.dtype], shape)
-            self._users[member.name].append(f"{part.member}:{name}")
-            kept.append((value, tensor))
-            value.const_value = ir.ExternalTensor(
-                STORED_LOCATION,
-                member.offset,
-                member.nbytes,
-                tensor.dtype,
-                shape=ir.Shape(shape),
-                name=name,
-            )
-        try:
-            yield
-        finally:
-            for value, tensor in kept:
-                value.const_value = tensor
-
-    def entries(self) -> tuple[WeightEntry, ...]:
-        """One row a unique tensor, in file order."""
-        return tuple(
-            WeightEntry(
-                member=name,
-                dtype=dtype,
-                shape=shape,
-                nbytes=member.nbytes,
-                users=tuple(self._users[name]),
-            )
-            for name, (member, dtype, shape) in self._rows.items()
+@contextmanager
+def _externalised(part: GraphPart, writer: BundleWriter) -> Iterator[None]:
+    """Write the large initializers of a graph; inside the block they name their place in the bundle."""
+    kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    for name, value in part.model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes < INLINE_NBYTES:
+            continue
+        shape = tuple(tensor.shape.numpy())
+        stored = writer.add_weight(_buffer(tensor), _DTYPES[tensor.dtype], shape, (part.member, name))
+        kept.append((value, tensor))
+        value.const_value = ir.ExternalTensor(
+            STORED_LOCATION, stored.offset, stored.nbytes, tensor.dtype, shape=ir.Shape(shape), name=name
         )
+    try:
+        yield
+    finally:
+        for value, tensor in kept:
+            value.const_value = tensor
 
 
 def _buffer(tensor: ir.TensorProtocol) -> memoryview:
     """The tensor's little-endian bytes, copied only when they are not contiguous in memory."""
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+
+
+def _add_kernel(writer: BundleWriter, kernel: CompiledKernel) -> KernelEntry:
+    entry = kernel_entry(kernel)
+    writer.add(entry.member, kernel.code)
+    return entry
 
 
 def _model_entry(part: ModelPart, entries: dict[str, GraphEntry]) -> ModelEntry:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, parse_certificate
-from dsc.bundle_schema.container import open_bundle
+from dsc.bundle_schema.container import StoredTensor, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, parse_config
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, parse_plan
@@ -23,6 +23,7 @@ def inspect_bundle(path: Path) -> dict[str, Any]:
         plan = parse_plan(bundle.read(KV_PLAN_NAME))
         config = parse_config(bundle.read(DFLASH_CONFIG_NAME))
         certificate = parse_certificate(bundle.read(CERTIFICATE_NAME))
+        weights = bundle.weights()
         total = len(bundle.map)
     return {
         "identity": _identity_section(path, total, manifest, certificate),
@@ -30,13 +31,13 @@ def inspect_bundle(path: Path) -> dict[str, Any]:
         "needs": _needs_section(manifest, plan),
         **_model_sections(manifest),
         **{f"graph {graph.member}": _graph_section(graph) for graph in manifest.graphs()},
-        "parameters": _parameters_section(manifest),
+        "parameters": _parameters_section(weights),
         "kv_plan": _plan_section(manifest, plan),
         "schedule": _schedule_section(config),
         "tokenizer": _tokenizer_section(manifest),
         "kernels": _kernels_section(manifest),
         "certificate": _certificate_section(certificate),
-        "members": _members_section(manifest),
+        "members": _members_section(manifest, weights),
         "recipe": {"recipe": json.dumps(manifest.recipe, sort_keys=True)},
     }
 
@@ -106,7 +107,7 @@ def _schedule_section(config: DflashConfig) -> dict[str, Any]:
         "windows": f"{config.windows.min}..{config.windows.max}, first {config.windows.default}",
         "proposers": ", ".join(sorted(config.proposers)) or "none",
         "fall-back": f"at most {config.fallback.max_overhead:.0%} slower than plain decoding",
-        **{f"verify ms on {curve.device}": _curve(curve.verify_ms) for curve in config.costs},
+        **{f"verify ms on {c.device}, {c.context} in the cache": _curve(c.verify_ms) for c in config.costs},
     }
 
 
@@ -123,13 +124,12 @@ def _kernels_section(manifest: Manifest) -> dict[str, Any]:
     return kernels or {"GPU kernels": "none in this bundle"}
 
 
-def _members_section(manifest: Manifest) -> dict[str, Any]:
+def _members_section(manifest: Manifest, weights: tuple[StoredTensor, ...]) -> dict[str, Any]:
     return {
-        "weights": f"{len(manifest.weights)} unique tensors, {format_nbytes(_weights_nbytes(manifest))}",
+        "weights": f"{len(weights)} unique tensors, {format_nbytes(sum(weight.nbytes for weight in weights))}",
         **{
             member.name: f"{member.nbytes} bytes at {member.offset}, sha256 {member.sha256[:16]}"
             for member in manifest.members
-            if not member.name.startswith("weights/")
         },
     }
 
@@ -174,19 +174,15 @@ def _specs(specs: Any) -> str:
     return "; ".join(shown) + (f"; {n_pools} KV pools" if n_pools else "")
 
 
-def _parameters_section(manifest: Manifest) -> dict[str, Any]:
+def _parameters_section(weights: tuple[StoredTensor, ...]) -> dict[str, Any]:
     by_dtype: dict[str, int] = {}
-    for weight in manifest.weights:
+    for weight in weights:
         by_dtype[weight.dtype.value] = by_dtype.get(weight.dtype.value, 0) + weight.nbytes
-    shared = sum(len(weight.users) > 1 for weight in manifest.weights)
+    shared = sum(len(weight.users) > 1 for weight in weights)
     return {
         **{dtype: format_nbytes(nbytes) for dtype, nbytes in sorted(by_dtype.items())},
         "stored once, used more than once": shared,
     }
-
-
-def _weights_nbytes(manifest: Manifest) -> int:
-    return sum(weight.nbytes for weight in manifest.weights)
 
 
 def _certificate_section(certificate: Certificate) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsc.bundle_schema.container import WEIGHTS_NAME
 from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.manifest import Manifest
@@ -16,6 +17,7 @@ from dsc.runtime.costs import MEASURED_HERE, costs_for
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
 from dsc.runtime.schedule_config import LiveConfig
+from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.speculator import SpeculationOptions, Speculator
 from dsc.runtime.stats import GenerationStats
 
@@ -47,6 +49,7 @@ class Scheduler:
         self._settings = settings
         self._draft_failure = draft_failure
         self._proposers = _proposers(self.live.current, manifest, draft)
+        self._costs: dict[ProposerKind, LiveCosts] = {}  # of the newest request, with what was measured so far
 
     @property
     def offered(self) -> tuple[str, ...]:
@@ -81,8 +84,9 @@ class Scheduler:
 
     def identity(self) -> str:
         """Of the target, so that continuations of another model are not taken for its own."""
-        weights = "".join(row.member for row in self._manifest.weights)
-        return hashlib.sha256((self._manifest.target.model_dump_json() + weights).encode()).hexdigest()
+        weights = self._manifest.member(WEIGHTS_NAME)
+        content = self._manifest.target.model_dump_json() + (weights.sha256 if weights is not None else "")
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def speculator(
         self, options: SpeculationOptions | None, n_prompt: int, stats: GenerationStats, traced: bool = False
@@ -108,10 +112,12 @@ class Scheduler:
             return None
         proposers = []
         for name in kinds:
-            costs, stats.costs = costs_for(config, self._settings, name)
+            costs, stats.costs = costs_for(config, self._settings, name, n_prompt, self._costs.get(name))
+            self._costs[name] = costs
             proposers.append((self._proposer(name, n_prompt), costs))
         stats.speculation = "+".join(kinds)
-        refresh = config.calibrated.refresh_costs and stats.costs != MEASURED_HERE
+        by_costs = config.policy in ("calibrated", "batched")
+        refresh = by_costs and config.calibrated.refresh_costs and stats.costs != MEASURED_HERE
         return Speculator(proposers, options, self.live, n_prompt, refresh, traced=traced)
 
     def _kinds(self, options: SpeculationOptions) -> list[ProposerKind]:

@@ -76,3 +76,22 @@ def test_hostile_json_needs_little_memory(name: str, tmp_path: Path):
     kind, length = done.stdout.split()
     assert kind in ("UnsupportedSchema", "InvalidField", "MalformedJson", "OversizedJson")
     assert int(length) < 500
+
+
+PARSE_INDEX = """
+from fuzz_headers import limit_memory
+from dsc.bundle_schema.manifest import Member
+from dsc.bundle_schema.weight_index import MAX_INDEX_NBYTES, parse_index
+row = b"%064x\\tint8\\t0\\t4096\\t" + b"a:b\\t" * 5
+data = b"sha256\\tdtype\\tshape\\toffset\\tusers\\n" + b"".join(row % number + b"\\n" for number in range(80_000))
+assert 0.9 * MAX_INDEX_NBYTES < len(data) <= MAX_INDEX_NBYTES
+region = Member(name="weights/tensors.bin", offset=4096, nbytes=0, sha256="0" * 64)
+limit_memory()
+print(len(parse_index(memoryview(data), "index", region)))
+"""
+
+
+def test_the_largest_index_of_weights_needs_little_memory():
+    command = [sys.executable, "-c", PARSE_INDEX]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(SUPPORT)})
+    assert done.stdout.strip() == "80000", done.stderr[-2000:]

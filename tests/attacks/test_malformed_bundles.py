@@ -13,6 +13,7 @@ from bundle_forge import Record, forge, sample_records
 from bundle_samples import write_sample
 
 from dsc.bundle_schema import bundle_errors as errors
+from dsc.bundle_schema.bundle_reader import MAX_DIRECTORY_NBYTES
 from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.errors import BundleError
 
@@ -46,7 +47,7 @@ def crowded_directory() -> bytes:
     record = b"PK\x01\x02" + struct.pack(
         "<BB5H3L5H2L", 20, 3, 20, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0o100644 << 16, 0
     )
-    n_members = 2**21 // (len(record) + 1)
+    n_members = MAX_DIRECTORY_NBYTES // (len(record) + 1)
     head = b"PK\x03\x04" + bytes(60)
     nbytes = n_members * (len(record) + 1)
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, n_members, n_members, nbytes, len(head), 0)
@@ -158,14 +159,12 @@ MANIFEST = {
     "negative offset": (with_manifest(_set("members", 0, "offset", value=-4096)), errors.InvalidField),
     "huge size": (with_manifest(_set("members", 0, "nbytes", value=10**18)), errors.InvalidField),
     "fractional size": (with_manifest(_set("members", 0, "nbytes", value=1e18)), errors.InvalidField),
-    "negative dimension": (with_manifest(_set("weights", 0, "shape", value=[-300])), errors.InvalidField),
-    "zero dimension": (with_manifest(_set("weights", 0, "shape", value=[0])), errors.InvalidField),
-    "huge dimension": (with_manifest(_set("weights", 0, "shape", value=[10**18])), errors.InvalidField),
     "zero layers": (with_manifest(_set("target", "info", "n_layers", value=0)), errors.InvalidField),
     "huge axis": (with_manifest(_set("target", "graphs", 0, "inputs", 0, "axes", value=[10**18])), errors.InvalidField),
     "negative axis": (with_manifest(_set("target", "graphs", 0, "inputs", 0, "axes", value=[-1])), errors.InvalidField),
     "hash of another form": (with_manifest(_set("members", 0, "sha256", value="00")), errors.InvalidField),
-    "weight by another name": (with_manifest(_set("members", 0, "sha256", value="0" * 64)), errors.InvalidField),
+    "weights without an index": (lambda: forge(sample_records()[:1] + sample_records()[2:]), errors.InvalidField),
+    "an index without weights": (lambda: forge(sample_records()[1:]), errors.InvalidField),
     "graph that is not there": (
         with_manifest(_set("target", "graphs", 0, "member", value="target/other.onnx")),
         errors.InvalidField,
@@ -214,6 +213,53 @@ def check_refused(make: Callable[[], bytes], kind: type[BundleError], folder: Pa
     assert caught.value.where.startswith(str(path))
     assert len(str(caught.value)) < 600
     assert os.listdir(folder) == ["bad.dsmodel"]
+
+
+INDEX = {
+    "no header": lambda index: index.partition(b"\n")[2],
+    "empty": lambda index: b"",
+    "cut line": lambda index: index[:-1],
+    "zero tensors": lambda index: index.partition(b"\n")[0] + b"\n",
+    "one tensor missing": lambda index: index[: index.rindex(b"\n", 0, -1) + 1],
+    "one tensor twice": lambda index: index + index[index.rindex(b"\n", 0, -1) + 1 :],
+    "negative dimension": lambda index: index.replace(b"\t301\t", b"\t-301\t"),
+    "zero dimension": lambda index: index.replace(b"\t301\t", b"\t0\t"),
+    "huge dimension": lambda index: index.replace(b"\t301\t", b"\t9999999999999999\t"),
+    "too many digits": lambda index: index.replace(b"\t301\t", b"\t" + b"9" * 5000 + b"\t"),
+    "too many axes": lambda index: index.replace(b"\t301\t", b"\t" + b"1x" * 5000 + b"301\t"),
+    "another dtype": lambda index: index.replace(b"float32", b"float16", 1),
+    "unknown dtype": lambda index: index.replace(b"float32", b"complex7", 1),
+    "moved": lambda index: index.replace(b"\t4096\t", b"\t4160\t"),
+    "overlapping": lambda index: index.replace(b"\t5312\t", b"\t5248\t"),
+    "hash of another form": lambda index: index.replace(b"\n", b"\nX", 1),
+    "one hash twice": lambda index: (lambda lines: b"\n".join([*lines[:2], lines[1][:64] + lines[2][64:], b""]))(
+        index.split(b"\n")
+    ),
+    "not ascii": lambda index: index.replace(b"weight 0", b"weight \xff"),
+    "digits of another script": lambda index: index.replace(b"\t301\t", "\t٣٠١\t".encode()),
+    "control character": lambda index: index.replace(b"weight 0", b"weight \x07"),
+    "carriage return": lambda index: index.replace(b"\n", b"\r\n"),
+    "too long": lambda index: index + b"\n" * 2**23,
+}
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_index_of_the_weights(name: str, tmp_path: Path):
+    records = sample_records()
+    records[1].payload = INDEX[name](records[1].payload)
+    path = tmp_path / "bad.dsmodel"
+    path.write_bytes(forge(records))
+    with open_bundle(path) as bundle:
+        bundle.verify()
+        tracemalloc.start()
+        try:
+            with pytest.raises(errors.BadWeightIndex) as caught:
+                bundle.weights()
+            assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+        finally:
+            tracemalloc.stop()
+    assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value)) < 600
 
 
 def test_another_major_says_who_wrote_it_and_what_to_do(tmp_path: Path):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from dsc.bundle_schema import zip_layout
 from dsc.bundle_schema.bundle_errors import BadMemberName, ChecksumMismatch, DuplicateMember, MissingMember
-from dsc.bundle_schema.container import BundleWriter, external_location, open_bundle, rewrite_members
+from dsc.bundle_schema.container import WEIGHTS_NAME, BundleWriter, external_location, open_bundle, rewrite_members
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.manifest import GraphEntry, ModelEntry
+from dsc.bundle_schema.tensors import DType
 
 NAMES = st.from_regex(r"[a-z0-9]{1,8}(/[a-z0-9._-]{1,12})?", fullmatch=True).filter(
     lambda name: not {".", ".."} & set(name.split("/"))
@@ -36,8 +37,11 @@ def test_what_is_written_is_read(tmp_path: Path):
         assert bundle.manifest == sealed
         for name, payload in SMALL_MEMBERS.items():
             assert bundle.read(name) == payload
-        for payload in WEIGHTS:
-            assert bundle.view(f"weights/{hashlib.sha256(payload).hexdigest()}") == payload
+        tensors = bundle.weights()
+        for index, (payload, tensor) in enumerate(zip(WEIGHTS, tensors, strict=True)):
+            assert bundle.map[tensor.offset : tensor.offset + tensor.nbytes] == payload
+            assert tensor.sha256 == hashlib.sha256(payload).hexdigest()
+            assert (tensor.shape, tensor.users) == ((len(payload) // 4,), (f"target/graph.onnx:weight {index}",))
         bundle.verify()
     assert sorted(os.listdir(tmp_path)) == ["sample.dsmodel"]
 
@@ -53,8 +57,7 @@ def test_payloads_lie_where_the_manifest_says_and_are_aligned(tmp_path: Path):
     data = path.read_bytes()
     for member in members:
         assert hashlib.sha256(data[member.offset : member.offset + member.nbytes]).hexdigest() == member.sha256
-        is_mapped = member.name.startswith("weights/") or member.name.endswith(".onnx")
-        assert member.offset % (4096 if is_mapped else 64) == 0
+        assert member.offset % (4096 if member.name == WEIGHTS_NAME else 64) == 0
 
 
 def test_other_zip_readers_agree(tmp_path: Path):
@@ -71,19 +74,23 @@ def test_equal_tensors_are_stored_once(tmp_path: Path):
     path = tmp_path / "tied.dsmodel"
     payload = os.urandom(200_000)
     with BundleWriter(path) as writer:
-        first = writer.add_weight(payload)
-        second = writer.add_weight([payload[:1000], memoryview(payload)[1000:]], nbytes=len(payload))
+        first = writer.add_weight(payload, DType.FLOAT32, (50_000,), ("a.onnx", "x"))
+        halves = [payload[:1000], memoryview(payload)[1000:]]
+        second = writer.add_weight(halves, DType.INT8, (200, 1000), ("b.onnx", "naïve\t\\n\n"))
         writer.seal(bare_manifest())
     assert first == second
+    with open_bundle(path) as bundle:
+        assert [weight.users for weight in bundle.weights()] == [("a.onnx:x", "b.onnx:naïve\t\\n\n")]
     assert path.stat().st_size <= len(payload) * 1.02 + 8192
 
 
 def test_the_file_exceeds_its_tensors_by_two_percent_at_most(tmp_path: Path):
     path = tmp_path / "weights.dsmodel"
-    payloads = [bytes([index]) * (400_000 + index) for index in range(30)]
+    payloads = [bytes([index]) * (40_000 + index) for index in range(100)]
     with BundleWriter(path) as writer:
-        for payload in payloads:
-            writer.add_weight(payload)
+        for index, payload in enumerate(payloads):
+            user = ("target/graph.onnx", f"model.layers.{index}.self_attn.q_proj.weight")
+            writer.add_weight(payload, DType.UINT8, (len(payload),), user)
         writer.seal(bare_manifest())
     assert path.stat().st_size <= 1.02 * sum(map(len, payloads))
 
@@ -111,7 +118,8 @@ def test_resealing_gives_the_bytes_of_a_fresh_compile(tmp_path: Path):
     write_sample(fresh, new)
     assert changed.read_bytes() == fresh.read_bytes()
     weights = [member for member in before.members if member.name.startswith("weights/")]
-    assert weights == list(after.members[: len(weights)])
+    assert len(weights) == 2
+    assert weights == list(after.members[:2])
 
 
 def test_resealing_follows_a_link_and_keeps_it(tmp_path: Path):
@@ -169,6 +177,20 @@ def test_the_writer_refuses_a_name_twice_and_a_wrong_size(tmp_path: Path):
             writer.add("b", iter([b"12"]), nbytes=3)
 
 
+def test_the_writer_refuses_weights_after_other_members_and_sizes_that_are_wrong(tmp_path: Path):
+    user = ("target/graph.onnx", "w")
+    with (
+        BundleWriter(tmp_path / "x.dsmodel") as writer,
+        pytest.raises(ValueError, match=r"float32 \[2\] takes 8 bytes, got 4"),
+    ):
+        writer.add_weight(b"1234", DType.FLOAT32, (2,), user)
+    with BundleWriter(tmp_path / "x.dsmodel") as writer:
+        writer.add("card.md", b"1")
+        with pytest.raises(ValueError, match=r"weights come first, card\.md was written"):
+            writer.add_weight(b"1234", DType.FLOAT32, (1,), user)
+    assert os.listdir(tmp_path) == []
+
+
 def test_bad_places_are_the_users_error(tmp_path: Path):
     with pytest.raises(RequestError, match="folder does not exist"), BundleWriter(tmp_path / "no" / "x.dsmodel"):
         pass
@@ -209,7 +231,6 @@ def test_zip64_headers_appear_where_they_must_and_are_read(tmp_path: Path, monke
     assert b"PK\x06\x07" in data
     with open_bundle(path) as bundle:
         bundle.verify()
-        assert [member.offset % 4096 for member in bundle.manifest.members[:3]] == [0, 0, 0]
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
 
@@ -219,7 +240,7 @@ def test_a_member_beyond_four_gigabytes(tmp_path: Path):
     path = tmp_path / "huge.dsmodel"
     chunk = bytes(2**24)
     with BundleWriter(path) as writer:
-        writer.add("weights.bin", (chunk for _ in range(257)), nbytes=257 * 2**24)
+        writer.add_weight([chunk] * 257, DType.UINT8, (257, 2**24), ("target/graph.onnx", "huge"))
         writer.add("after.json", b"{}")
         writer.seal(bare_manifest())
     with open_bundle(path) as bundle:

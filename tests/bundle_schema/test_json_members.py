@@ -25,10 +25,10 @@ from dsc.bundle_schema.certificate import (
 )
 from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
 from dsc.bundle_schema.kv_plan import KvPlan
-from dsc.bundle_schema.manifest import DraftEntry, Manifest, WeightEntry, dump_manifest, parse_manifest
+from dsc.bundle_schema.manifest import DraftEntry, Manifest, dump_manifest, parse_manifest
 from dsc.bundle_schema.schemas import SCHEMAS, schema_path, schema_text
 from dsc.bundle_schema.strict_json import dump_canonical, parse_strict
-from dsc.bundle_schema.tensors import DType, StrictModel
+from dsc.bundle_schema.tensors import StrictModel
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -119,13 +119,6 @@ def test_a_draft_has_a_model_exactly_when_it_runs_one(kind: Any, has_model: bool
     model = sample_manifest().target if has_model else None
     with pytest.raises(ValidationError, match="have a model"):
         DraftEntry(kind=kind, model=model)
-
-
-def test_a_weights_size_is_its_shape():
-    member = "weights/" + "0" * 64
-    assert WeightEntry(member=member, dtype=DType.FLOAT16, shape=(3, 5), nbytes=30).nbytes == 30
-    with pytest.raises(ValidationError, match="takes 30 bytes, got 31"):
-        WeightEntry(member=member, dtype=DType.FLOAT16, shape=(3, 5), nbytes=31)
 
 
 def test_an_error_names_the_path_and_what_was_got():

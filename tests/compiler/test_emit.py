@@ -36,10 +36,9 @@ def contents(arrays):
         tokenizer={},
         tokenizer_verdict=TokenizerEntry(),
         n_shared=None,
-        plan=toy_plan(64),
+        plans={"cpu": toy_plan(64)},
         config=DflashConfig(),
         certificate=Certificate(verdict="pass", device="none"),
-        card="",
         recipe={},
         sources={},
         licences={},
@@ -58,23 +57,23 @@ def read_back(path):
             start = int(place.get("offset", 0))
             data = bundle.map[start : start + int(place["length"])] if external else tensor.raw_data
             found[tensor.name] = (external, data)
-        return found, bundle.manifest
+        return found, bundle.weights()
 
 
 @pytest.mark.parametrize("nbytes", [1, INLINE_NBYTES - 1, INLINE_NBYTES, INLINE_NBYTES + 1])
 def test_a_tensor_lies_outside_the_graph_from_the_limit_on_exactly(tmp_path, nbytes):
     array = np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8)
     emit_bundle(tmp_path / "one.dsmodel", contents({"a": array}))
-    found, manifest = read_back(tmp_path / "one.dsmodel")
+    found, weights = read_back(tmp_path / "one.dsmodel")
     assert found["a"] == (nbytes >= INLINE_NBYTES, array.tobytes())
-    assert [weight.nbytes for weight in manifest.weights] == ([nbytes] if nbytes >= INLINE_NBYTES else [])
+    assert [weight.nbytes for weight in weights] == ([nbytes] if nbytes >= INLINE_NBYTES else [])
 
 
 def test_equal_tensors_of_other_names_or_shapes_are_stored_once(tmp_path):
     array = np.arange(600, dtype=np.float32)
     emit_bundle(tmp_path / "one.dsmodel", contents({"a": array, "b": array.copy(), "c": array.reshape(1, 600)}))
-    found, manifest = read_back(tmp_path / "one.dsmodel")
-    assert [len(weight.users) for weight in manifest.weights] == [3]
+    found, weights = read_back(tmp_path / "one.dsmodel")
+    assert [len(weight.users) for weight in weights] == [3]
     assert {data for _, data in found.values()} == {array.tobytes()}
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from bundle_samples import SMALL_MEMBERS, WEIGHTS, sample_manifest
 
-from dsc.bundle_schema.manifest import WeightEntry, dump_manifest
-from dsc.bundle_schema.tensors import DType
+from dsc.bundle_schema.manifest import dump_manifest
 
 
 @dataclass
@@ -43,22 +42,24 @@ class Record:
 
 
 def sample_records() -> list[Record]:
-    weights = [Record(f"weights/{hashlib.sha256(payload).hexdigest()}", payload) for payload in WEIGHTS]
-    return weights + [Record(name, payload) for name, payload in SMALL_MEMBERS.items()]
+    return [*weight_records(), *(Record(name, payload) for name, payload in SMALL_MEMBERS.items())]
+
+
+def weight_records(start: int = 4096) -> list[Record]:
+    """The sample's tensors and their index, when the first tensor's byte lies at `start`."""
+    data, lines = b"", ["sha256\tdtype\tshape\toffset\tusers"]
+    for number, payload in enumerate(WEIGHTS):
+        data += bytes(-len(data) % 64)
+        digest, user = hashlib.sha256(payload).hexdigest(), f"target/graph.onnx:weight {number}"
+        lines.append(f"{digest}\tfloat32\t{len(payload) // 4}\t{start + len(data)}\t{user}")
+        data += payload
+    index = "".join(f"{line}\n" for line in lines).encode()
+    return [Record("weights/tensors.bin", data, version=45), Record("weights/index.tsv", index)]
 
 
 def manifest_tree(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The sample's manifest as plain JSON, with this members' table."""
-    weights = tuple(
-        WeightEntry(
-            member=f"weights/{hashlib.sha256(payload).hexdigest()}",
-            dtype=DType.FLOAT32,
-            shape=(len(payload) // 4,),
-            nbytes=len(payload),
-        )
-        for payload in WEIGHTS
-    )
-    return json.loads(dump_manifest(sample_manifest(weights))) | {"members": rows}
+    return json.loads(dump_manifest(sample_manifest())) | {"members": rows}
 
 
 def to_json(tree: Any) -> bytes:
@@ -105,15 +106,19 @@ def _append(out: bytearray, directory: bytearray, record: Record) -> int:
     out += record.gap
     start = len(out)
     name = record.name.encode()
-    aligned = record.name.startswith(("weights/", "kernels/")) or record.name.endswith(".onnx")
-    alignment = 4096 if aligned else 64
-    zeros = (-(start + 30 + len(name) + 6)) % alignment + record.shift
+    is_weights = record.name == "weights/tensors.bin"
+    alignment, n_sizes = (4096, 20) if is_weights else (64, 0)
+    zeros = (-(start + 30 + len(name) + 6 + n_sizes)) % alignment + record.shift
     extra = struct.pack("<HHH", 0xD935, 2 + zeros, alignment) + record.padding * zeros
     crc = zlib.crc32(record.payload) if record.crc is None else record.crc
     nbytes = len(record.payload) if record.nbytes is None else record.nbytes
     packed = nbytes if record.packed_nbytes is None else record.packed_nbytes
     common = struct.pack("<5H3L", record.version, record.flags, record.method, 0, record.date, crc, packed, nbytes)
-    out += b"PK\x03\x04" + common + struct.pack("<2H", len(name), len(extra)) + name + extra
+    local = common
+    if is_weights:
+        local = common[:-8] + b"\xff" * 8
+        extra += struct.pack("<HHQQ", 1, 16, packed, nbytes)
+    out += b"PK\x03\x04" + local + struct.pack("<2H", len(name), len(extra)) + name + extra
     payload_offset = len(out)
     out += record.payload
     listed = (record.directory_name or record.name).encode()

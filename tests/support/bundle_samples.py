@@ -12,12 +12,11 @@ from dsc.bundle_schema.manifest import (
     ModelEntry,
     Requires,
     TokenizerEntry,
-    WeightEntry,
 )
 from dsc.bundle_schema.model_info import KvLayer, ModelInfo
 from dsc.bundle_schema.tensors import DType, TensorSpec
 
-WEIGHTS = (b"\x01\x02\x03\x04" * 300, b"\x05\x06\x07\x08" * 5000)
+WEIGHTS = (b"\x01\x02\x03\x04" * 301, b"\x05\x06\x07\x08" * 5000)
 SMALL_MEMBERS = {
     "target/graph.onnx": b"not a real graph" * 7,
     "kv_plan.json": b'{"plan": 1}',
@@ -42,7 +41,7 @@ def sample_info(n_layers: int = 2, window: int | None = None, n_kv_heads: int = 
     )
 
 
-def sample_manifest(weights: tuple[WeightEntry, ...] = ()) -> Manifest:
+def sample_manifest() -> Manifest:
     graph = GraphEntry(
         member="target/graph.onnx",
         backend="cpu",
@@ -61,18 +60,14 @@ def sample_manifest(weights: tuple[WeightEntry, ...] = ()) -> Manifest:
         target=ModelEntry(info=sample_info(), graphs=(graph,)),
         draft=DraftEntry(kind="ngram"),
         tokenizer=TokenizerEntry(members=("tokenizer/tokenizer.json",)),
-        weights=weights,
     )
 
 
 def write_sample(path: Path, small: dict[str, bytes] | None = None) -> Manifest:
     """Write a small bundle: two weights, then the small members."""
     with BundleWriter(path) as writer:
-        entries = []
-        for payload in WEIGHTS:
-            member = writer.add_weight(payload)
-            shape = (len(payload) // 4,)
-            entries.append(WeightEntry(member=member.name, dtype=DType.FLOAT32, shape=shape, nbytes=member.nbytes))
+        for index, payload in enumerate(WEIGHTS):
+            writer.add_weight(payload, DType.FLOAT32, (len(payload) // 4,), ("target/graph.onnx", f"weight {index}"))
         for name, payload in (SMALL_MEMBERS | (small or {})).items():
             writer.add(name, payload)
-        return writer.seal(sample_manifest(tuple(entries)))
+        return writer.seal(sample_manifest())

@@ -57,16 +57,17 @@ def toy_plan(max_length: int, draft_layers: int = 0, window: int | None = None) 
     return plan.model_copy(update={"slots": slots})
 
 
-def externalise(model: onnx.ModelProto, writer: BundleWriter) -> bytes:
+def externalise(model: onnx.ModelProto, writer: BundleWriter, member: str) -> bytes:
     """Graph bytes whose larger initializers lie in the bundle."""
     for tensor in model.graph.initializer:
         array = onnx.numpy_helper.to_array(tensor)
         if array.nbytes < 1024:
             continue
-        member = writer.add_weight(np.ascontiguousarray(array).tobytes())
+        dtype = _DTYPES[tensor.data_type]
+        stored = writer.add_weight(np.ascontiguousarray(array).tobytes(), dtype, array.shape, (member, tensor.name))
         tensor.ClearField("raw_data")
         tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", STORED_LOCATION), ("offset", member.offset), ("length", member.nbytes)):
+        for key, value in (("location", STORED_LOCATION), ("offset", stored.offset), ("length", stored.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
     return model.SerializeToString()
 
@@ -82,12 +83,11 @@ def _specs(values) -> tuple[TensorSpec, ...]:
     )
 
 
-def _add_graph(writer: BundleWriter, member: str, role: str, model: onnx.ModelProto) -> GraphEntry:
-    writer.add(member, externalise(model, writer))
+def _graph_entry(member: str, model: onnx.ModelProto) -> GraphEntry:
     return GraphEntry(
         member=member,
         backend="cpu",
-        role=role,
+        role="forward",
         ir_version=model.ir_version,
         opsets={opset.domain: opset.version for opset in model.opset_import},
         inputs=_specs(model.graph.input),
@@ -115,11 +115,14 @@ def write_bundle(
         config = DflashConfig(proposers={kind: Proposer() for kind in kinds if kind != "none"})
     certificate = certificate or Certificate(verdict="pass", device="toy")
     with BundleWriter(path) as writer:
-        graphs = [_add_graph(writer, "target/graph.onnx", "forward", target)]
+        graphs = {"target/graph.onnx": target} | ({"draft/graph.onnx": draft} if draft is not None else {})
+        stored = {member: externalise(model, writer, member) for member, model in graphs.items()}
+        entries = {member: _graph_entry(member, model) for member, model in graphs.items()}
+        for member, data in stored.items():
+            writer.add(member, data)
         draft_model = None
         if draft is not None and draft_info is not None:
-            entry = _add_graph(writer, "draft/graph.onnx", "forward", draft)
-            draft_model = ModelEntry(info=draft_info, graphs=(entry,))
+            draft_model = ModelEntry(info=draft_info, graphs=(entries["draft/graph.onnx"],))
         writer.add(KV_PLAN_NAME, dump_plan(plan))
         writer.add(DFLASH_CONFIG_NAME, dump_config(config))
         names = [writer.add(f"tokenizer/{name}", data).name for name, data in (tokenizer or {}).items()]
@@ -129,7 +132,7 @@ def write_bundle(
                 name="toy",
                 created_by={"dsc": "0"},
                 requires=Requires(min_onnxruntime=min_onnxruntime, ir_version=10, opsets={"": 21}),
-                target=ModelEntry(info=info, graphs=tuple(graphs)),
+                target=ModelEntry(info=info, graphs=(entries["target/graph.onnx"],)),
                 draft=DraftEntry(kind=draft_kind, model=draft_model, n_shared=n_shared),
                 tokenizer=TokenizerEntry(members=tuple(names)),
             )

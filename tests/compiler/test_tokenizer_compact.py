@@ -1,0 +1,55 @@
+"""A tokenizer in fewer bytes gives the same ids."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from dsc.compiler.tokenizer_compact import compact_tokenizer
+
+CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café, 東京 and emoji 🙂", "x = [1, 2]  # version 3"] * 9
+TEXTS = st.text(max_size=60) | st.sampled_from(CORPUS)
+
+
+def trained(byte_level: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token=None if byte_level else "<unk>"))
+    if byte_level:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>"]))
+    return tokenizer
+
+
+BYTE_LEVEL, WITH_SPACES = trained(True), trained(False)
+
+
+@pytest.mark.parametrize("pretty", [True, False])
+@pytest.mark.parametrize(("tokenizer", "joined"), [(BYTE_LEVEL, True), (WITH_SPACES, False)])
+def test_merges_are_joined_where_that_is_unambiguous(tokenizer: Tokenizer, joined: bool, pretty: bool):
+    data = tokenizer.to_str(pretty=pretty).encode()
+    compact = compact_tokenizer(data)
+    assert len(compact) < len(data) or not (joined or pretty)
+    assert all(isinstance(merge, str) == joined for merge in json.loads(compact)["model"]["merges"])
+    assert Tokenizer.from_str(compact.decode()).to_str() == tokenizer.to_str()
+
+
+@given(text=TEXTS)
+def test_every_text_has_the_same_ids(text: str):
+    for tokenizer in (BYTE_LEVEL, WITH_SPACES):
+        compact = Tokenizer.from_str(compact_tokenizer(tokenizer.to_str(pretty=True).encode()).decode())
+        assert compact.encode(text).ids == tokenizer.encode(text).ids
+
+
+def test_a_merge_that_looks_like_a_comment_stays_a_pair():
+    model = {"type": "BPE", "vocab": {"#version": 0, "x": 1, "#versionx": 2}, "merges": [["#version", "x"]]}
+    data = json.dumps({"version": "1.0", "added_tokens": [], "model": model}).encode()
+    assert json.loads(compact_tokenizer(data))["model"] == model
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"[]", b"{}", b'{"model":7}', b'{"model":{"merges":[1]}}', b'{"a":"\\ud800"}']
+)
+def test_what_is_no_tokenizer_is_left_alone(data: bytes):
+    assert compact_tokenizer(data) == data
