@@ -1,4 +1,4 @@
-"""`kv_plan.json`: where every layer's keys and values lie in one arena.
+"""`kv_plan.json`: where every layer's keys and values lie in one arena; `kv_plan.cuda.json` is that of a GPU.
 
 The planner (in the compiler) and the checker below are written apart from each other: the checker only
 looks at the plan and at what the models need, and it runs at compile and at load.
@@ -19,6 +19,7 @@ from dsc.bundle_schema.strict_json import dump_canonical, parse_strict
 from dsc.bundle_schema.tensors import DType, StrictModel
 
 KV_PLAN_NAME: Final = "kv_plan.json"
+PLAN_NAMES: Final = {"cpu": KV_PLAN_NAME, "cuda": "kv_plan.cuda.json"}
 KV_PLAN_SCHEMA: Final = "1.0"
 PAGE: Final = 4096
 SLOT_ALIGNMENT: Final = 64

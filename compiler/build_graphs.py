@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.tensors import DType
-from dsc.compiler.emit import GraphPart, ModelPart
-from dsc.compiler.request import CompileRequest, Kernels, PassOptions, Precision, WeightOptions
+from dsc.compiler.emit import GraphPart, ModelPart, pool_dtype
+from dsc.compiler.request import Backend, CompileRequest, Kernels, PassOptions, Precision, WeightOptions
+from dsc.passes.pass_order import Kernels as KernelSet
 from dsc.passes.pass_order import carried_blocks, kernel_passes, shared_passes, why_not_native
 from dsc.passes.pipeline import PipelineReport, load_pass, parse_pipeline, run_pipeline
 
@@ -59,27 +60,25 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
     reports = {owner: run_pipeline(shared, passes, _dumper(owner, request.passes))}
     positions = min(request.max_length or exported.info.max_length, exported.info.max_length) + MAX_WINDOW + 1
     graphs = []
-    for kernels in _kernel_sets(request.kernels):
-        why = why_not_native(shared, _name(precision)) if kernels is Kernels.NATIVE else ""
+    for kernels in _kernel_sets(request):
+        why = why_not_native(shared, _name(precision)) if kernels == "native" else ""
         if why:
             notes.append(f"{owner}: no graph for the native kernels: {why}")
             continue
         graph = shared.clone()
         name = f"{owner} {kernels}"
-        passes = kernel_passes(kernels.value, _name(precision), positions)
+        passes = kernel_passes(kernels, _name(precision), positions)
         reports[name] = run_pipeline(graph, passes, _dumper(name.replace(" ", "-"), request.passes))
-        role = "forward_native" if kernels is Kernels.NATIVE else "forward"
-        file = "graph.native.onnx" if kernels is Kernels.NATIVE else "graph.onnx"
-        graphs.append(GraphPart(f"{owner}/{file}", role, graph, str(precision)))
+        graphs.append(_graph_part(owner, kernels, graph, precision))
     info = exported.info.model_copy(
-        update={"quantization": _described(precision, exported), "kv_dtype": _pool_dtype(graphs[0].model)}
+        update={"quantization": _described(precision, exported), "kv_dtype": pool_dtype(graphs[0].model)}
     )
     return BuiltModel(ModelPart(info, tuple(graphs)), reports, tuple(notes))
 
 
 def _require_float32(owner: str, exported: ExportedModel, precision: Precision) -> None:
     """Refuse to quantise an adopted graph that computes in half precision."""
-    if precision in (Precision.INT8, Precision.INT4) and _pool_dtype(exported.model) is DType.FLOAT16:
+    if precision in (Precision.INT8, Precision.INT4) and pool_dtype(exported.model) is DType.FLOAT16:
         raise RequestError(
             f"{owner} precision",
             f"a graph that computes in float32 is required for {precision}, this one was adopted in float16",
@@ -103,12 +102,6 @@ def _notes_on_blocks(
     return [f"{owner}: {len(carried)} matrices are {kinds} in the checkpoint and were carried, not rounded again"]
 
 
-def _pool_dtype(model: ir.Model) -> DType:
-    """Element type of the KV pools; half precision makes them half as large."""
-    pool = next(value for value in model.graph.inputs if str(value.name).startswith("k_pool."))
-    return DType.FLOAT16 if pool.dtype is not None and pool.dtype.name == "FLOAT16" else DType.FLOAT32
-
-
 def _described(precision: Precision, exported: ExportedModel) -> str:
     """The weights in words; carried blocks by their own names."""
     if precision is Precision.FP32 and exported.info.quantization != "none":
@@ -118,9 +111,19 @@ def _described(precision: Precision, exported: ExportedModel) -> str:
     return "carried " + ", ".join(sorted({block.kind for block in exported.block_weights.values()}))
 
 
-def _kernel_sets(kernels: Kernels) -> tuple[Kernels, ...]:
+def _kernel_sets(request: CompileRequest) -> tuple[KernelSet, ...]:
     """A bundle for native kernels also runs without them."""
-    return (Kernels.ORT,) if kernels is Kernels.ORT else (Kernels.ORT, Kernels.NATIVE)
+    sets: tuple[KernelSet, ...] = ("ort",) if request.kernels is Kernels.ORT else ("ort", "native")
+    return (*sets, "cuda") if Backend.CUDA in request.backends else sets
+
+
+def _graph_part(owner: str, kernels: KernelSet, graph: ir.Model, precision: Precision) -> GraphPart:
+    if kernels == "native":
+        return GraphPart(f"{owner}/graph.native.onnx", "forward_native", graph, str(precision))
+    if kernels == "ort":
+        return GraphPart(f"{owner}/graph.onnx", "forward", graph, str(precision))
+    weights = Precision.FP16 if precision is Precision.FP32 else precision
+    return GraphPart(f"{owner}/graph.cuda.onnx", "forward", graph, str(weights), "cuda")
 
 
 def _shared_passes(

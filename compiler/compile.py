@@ -13,23 +13,26 @@ from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig, Proposer, 
 from dsc.bundle_schema.errors import CheckFailed, RequestError
 from dsc.bundle_schema.manifest import TokenizerEntry
 from dsc.compiler.build_graphs import BuiltModel, build_graphs
-from dsc.compiler.card import write_card
 from dsc.compiler.compile_report import CompileReport
 from dsc.compiler.doctor import require_compile_packages
 from dsc.compiler.emit import BundleContents, GraphPart, ModelPart, emit_bundle
 from dsc.compiler.gate import GateResult, run_gate
 from dsc.compiler.gate_checks import Reference
+from dsc.compiler.gpu_kernels import GpuKernels, attention_needs, compile_gpu_kernels
 from dsc.compiler.onnx_facts import StatedFacts
 from dsc.compiler.plan_kv import plan_kv
 from dsc.compiler.request import CompileRequest, DraftKind, Precision
 from dsc.compiler.sources import Source, load_source
 from dsc.compiler.stages import StageLog
 from dsc.compiler.staging import seal, staged
+from dsc.kernels.aot import compiler_version
+from dsc.runtime.host import choose_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dsc.bundle_schema.kv_plan import KvPlan
+    from dsc.bundle_schema.manifest import GraphBackend
     from dsc.compiler.exported import ExportedModel
     from dsc.compiler.pairing import Pairing
 
@@ -67,8 +70,11 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
         target = build_graphs("target", pair.target, request.weights, request)
         draft = build_graphs("draft", pair.draft, request.draft, request) if pair.draft else None
     with log.stage("plan"):
-        plan = plan_pair(request, target, draft)
-    contents = bundle_contents(request, pair, target, draft, plan, pairing)
+        plans = plan_pair(request, target, draft)
+    with log.stage("kernels"):
+        needs = attention_needs(model.part for model in (target, draft) if model is not None)
+        gpu = compile_gpu_kernels(needs, request.gpu_architectures(), choose_threads(request.threads))
+    contents = bundle_contents(request, pair, target, draft, plans, pairing, gpu)
     with staged(request.output) as staging:
         with log.stage("emit"):
             emit_bundle(staging, contents)
@@ -86,11 +92,20 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
             refuse_failed(request, result)
             seal(staging, request.output, contents, result, with_costs=not request.reproducible)
     reports = {**target.reports, **(draft.reports if draft else {})}
-    parts = [pair.target, target, *((pair.draft, draft) if pair.draft and draft else ())]
-    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    if not pair.target.tokenizer:
-        notes += ("the target has no tokenizer.json: the bundle takes and gives token ids only",)
+    notes = collect_notes(pair, target, draft, gpu)
     return CompileReport.of(request, tuple(log.reports), reports, result, notes)
+
+
+def collect_notes(pair: ExportedPair, target: BuiltModel, draft: BuiltModel | None, gpu: GpuKernels) -> tuple[str, ...]:
+    """What a person should know of the bundle, each thing once."""
+    parts = [pair.target, target, *((pair.draft, draft) if pair.draft and draft else ())]
+    notes = [note for part in parts for note in part.notes]
+    if not pair.target.tokenizer:
+        notes.append("the target has no tokenizer.json: the bundle takes and gives token ids only")
+    notes += [f"{kernels} left out: {why}" for kernels, why in gpu.left_out.items()]
+    if gpu.kernels:
+        notes.append("GPU graphs and kernels were compiled, not run: the certificate is that of the CPU graphs")
+    return tuple(dict.fromkeys(notes))
 
 
 def check_request(request: CompileRequest) -> None:
@@ -98,7 +113,7 @@ def check_request(request: CompileRequest) -> None:
 
     Raises:
         RequestError: the output exists and is not to be replaced, is a checkpoint itself, or its folder is not there.
-        HostError: a package of the `[compile]` extra is missing.
+        HostError: a package of the `[compile]` extra is missing, or for GPU kernels Triton.
     """
     output = request.output
     if output.is_dir():
@@ -110,6 +125,8 @@ def check_request(request: CompileRequest) -> None:
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise RequestError(str(output.parent), "a folder that can be written is required for the bundle")
     require_compile_packages()
+    if request.gpu_architectures():
+        compiler_version()
 
 
 def _sources(request: CompileRequest) -> tuple[Path, ...]:
@@ -147,15 +164,18 @@ def pair_tokenizers(pair: ExportedPair) -> Pairing | None:
     return pair_models(target.tokenizer, draft.tokenizer, target.info.vocab_size, draft.info.vocab_size)
 
 
-def plan_pair(request: CompileRequest, target: BuiltModel, draft: BuiltModel | None) -> KvPlan:
-    """One arena for both; a draft with fewer positions is simply not asked past them."""
-    return plan_kv(
-        target.part.info,
-        draft.part.info if draft is not None else None,
-        request.max_length or target.part.info.max_length,
-        MAX_WINDOW + 1,
-        request.n_slots,
-    )
+def plan_pair(request: CompileRequest, target: BuiltModel, draft: BuiltModel | None) -> dict[GraphBackend, KvPlan]:
+    """One arena for both on each backend that has graphs; a draft with fewer positions is not asked past them."""
+    return {
+        backend: plan_kv(
+            target.part.info_on(backend),
+            draft.part.info_on(backend) if draft is not None else None,
+            request.max_length or target.part.info.max_length,
+            MAX_WINDOW + 1,
+            request.n_slots,
+        )
+        for backend in dict.fromkeys(graph.backend for graph in target.part.graphs)
+    }
 
 
 def bundle_contents(
@@ -163,8 +183,9 @@ def bundle_contents(
     pair: ExportedPair,
     target: BuiltModel,
     draft: BuiltModel | None,
-    plan: KvPlan,
+    plans: dict[GraphBackend, KvPlan],
     pairing: Pairing | None,
+    gpu: GpuKernels,
 ) -> BundleContents:
     """Everything that is emitted, with a certificate that says nothing yet."""
     sources = {"target": pair.target.source}
@@ -182,14 +203,14 @@ def bundle_contents(
         tokenizer=pair.target.tokenizer,
         tokenizer_verdict=pairing.entry(()) if pairing is not None else TokenizerEntry(),
         n_shared=pairing.n_shared if pairing is not None else None,
-        plan=plan,
+        plans=plans,
         config=dflash_config(request),
         certificate=unmeasured,
-        card=write_card(name, target.part.info, request.draft.kind, plan, unmeasured, sources, licences),
         recipe=request.recipe(),
         sources=sources,
         licences=licences,
-        created_by={tool.removesuffix("-toolchain"): metadata.version(tool) for tool in TOOLS},
+        created_by={tool.removesuffix("-toolchain"): metadata.version(tool) for tool in TOOLS} | gpu.made_by(),
+        gpu=gpu,
     )
 
 

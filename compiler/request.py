@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dsc.bundle_schema.errors import RequestError
+from dsc.kernels.gpu_targets import DEFAULT_ARCHITECTURES, Architecture, architectures
 
 MAX_RECIPE_BYTES = 1 << 20
 
@@ -48,6 +49,30 @@ class Kernels(StrEnum):
 
     NATIVE = "native"
     ORT = "ort"
+
+
+class Backend(StrEnum):
+    """What a bundle can run on. ``cpu`` is always in it: the gate measures the CPU graphs.
+
+    ``cuda`` adds graphs in half precision and kernels, ``rocm`` kernels alone: onnxruntime hosts no graph there.
+    """
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    ROCM = "rocm"
+
+
+_BACKEND_OF = {"cuda": Backend.CUDA, "hip": Backend.ROCM}
+_DEFAULT_ARCHS = {Backend.CUDA: DEFAULT_ARCHITECTURES, Backend.ROCM: ("gfx942", "gfx950")}
+
+
+def _listed(value: Any) -> Any:
+    """A comma-separated text as a list."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _with_cpu(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+    return tuple(backend for backend in Backend if backend is Backend.CPU or backend in backends)
 
 
 class _Options(BaseModel):
@@ -113,16 +138,43 @@ class CompileRequest(_Options):
     n_slots: Annotated[int, Field(ge=1, le=256)] = 1
     window: Annotated[int, Field(ge=1, le=16)] = 4
     kernels: Kernels = Kernels.NATIVE
+    backends: Annotated[tuple[Backend, ...], BeforeValidator(_listed), AfterValidator(_with_cpu)] = (Backend.CPU,)
+    archs: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
+        None, description="GPU architectures of the kernels; default: all that are known for the backends"
+    )
     passes: PassOptions = PassOptions()
     gate: GateOptions = GateOptions()
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     reproducible: bool = Field(False, description="leave measured times out: same input, same bytes")
     force: bool = False
 
+    @model_validator(mode="after")
+    def _archs_fit_backends(self) -> CompileRequest:
+        served = {_BACKEND_OF[target.backend]: target.name for target in self.gpu_architectures()}
+        for backend, name in served.items():
+            if backend not in self.backends:
+                raise ValueError(f"archs: {name} needs the backend `{backend}`, got {', '.join(self.backends)}")
+        for backend in self.backends:
+            if backend in _DEFAULT_ARCHS and backend not in served:
+                raise ValueError(f"archs: the backend `{backend}` needs one of {', '.join(_DEFAULT_ARCHS[backend])}")
+        return self
+
+    def gpu_architectures(self) -> tuple[Architecture, ...]:
+        """The architectures that kernels are compiled for: those asked for, or all of the GPU backends.
+
+        Raises:
+            KernelError: an architecture is not known; the message lists those that are.
+        """
+        if self.archs:
+            return architectures(self.archs)
+        names = tuple(name for backend in self.backends for name in _DEFAULT_ARCHS.get(backend, ()))
+        return architectures(names) if names else ()
+
     def recipe(self) -> dict[str, Any]:
         """The request as JSON-able data, without the paths of the machine that compiled."""
         data = self.model_dump(mode="json", exclude={"output", "force", "threads"})
         data["target"] = self.target.name
+        data["archs"] = [target.name for target in self.gpu_architectures()]
         data["passes"].pop("dump_dir")
         if self.draft.source is not None:
             data["draft"]["source"] = self.draft.source.name

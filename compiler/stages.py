@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STAGES = ("import", "export", "pair", "passes", "plan", "emit", "gate", "seal")
+STAGES = ("import", "export", "pair", "passes", "plan", "kernels", "emit", "gate", "seal")
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, dump_certificate
 from dsc.bundle_schema.container import remove_leftovers, rewrite_members, temporary_path
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, dump_config
-from dsc.compiler.card import write_card
-from dsc.compiler.emit import CARD_NAME, BundleContents
+from dsc.compiler.card import CARD_NAME, write_card
 
 if TYPE_CHECKING:
+    from dsc.compiler.emit import BundleContents
     from dsc.compiler.gate import GateResult
 
 
@@ -43,15 +43,7 @@ def seal(staging: Path, output: Path, contents: BundleContents, result: GateResu
     """
     costs = (result.costs,) if with_costs else ()
     config = contents.config.model_copy(update={"costs": costs, "policy": "calibrated" if costs else "fixed"})
-    card = write_card(
-        contents.name,
-        contents.target.info,
-        contents.draft_kind,
-        contents.plan,
-        result.certificate,
-        contents.sources,
-        contents.licences,
-    )
+    card = write_card(contents, result.certificate)
     with staging.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
         rewrite_members(

@@ -19,9 +19,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from dsc.bundle_schema.errors import DscError, HostError, KernelError
 from dsc.kernels import sass
 from dsc.kernels.gpu_targets import Architecture, architecture, architectures
 from dsc.kernels.kernel_variant import KernelVariant
-from dsc.kernels.launch_record import KernelArg, LaunchRecord
+from dsc.kernels.launch_record import GridFactor, KernelArg, LaunchRecord
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel as TritonKernel
@@ -71,9 +71,10 @@ def compiler_version() -> str:
 
 
 def content_key(variant: KernelVariant, arch: Architecture) -> str:
-    """The cache key as hex sha256: source of the Triton modules, configuration, architecture, tool version.
+    """The cache key as hex sha256: source of the Triton modules, variant, architecture, tool version.
 
-    The modules use one another's functions, so a change of one invalidates all.
+    The modules use one another's functions, so a change of one invalidates all. The whole variant counts, what it
+    serves too: its record is kept with the code.
     """
     spec = importlib.util.find_spec(f"dsc.kernels.{variant.module}")
     if spec is None or spec.origin is None:
@@ -83,12 +84,12 @@ def content_key(variant: KernelVariant, arch: Architecture) -> str:
         sources.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     parts = {
         "source": sources.hexdigest(),
-        "variant": variant.described(),
+        "variant": asdict(variant),
         "arch": arch.name,
         "triton": compiler_version(),
-        "format": 1,
+        "format": 2,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=GridFactor.model_dump).encode()).hexdigest()
 
 
 def compile_kernel(variant: KernelVariant, arch: Architecture) -> CompiledKernel:
@@ -299,7 +300,13 @@ def compile_kernels(
         HostError: Triton is missing or has another version.
     """
     targets = architectures(arch_names)
-    jobs = [(variant, target) for target in targets for variant in variants]
+    return compile_jobs([(variant, target) for target in targets for variant in variants], cache=cache, workers=workers)
+
+
+def compile_jobs(
+    jobs: Sequence[tuple[KernelVariant, Architecture]], *, cache: Path | None, workers: int
+) -> list[CompiledKernel]:
+    """Compile each variant for its architecture; arguments, errors and order as of `compile_kernels`."""
     compiler_version()
     folders = [cache / content_key(*job) if cache else None for job in jobs]
     done = {i: found for i, folder in enumerate(folders) if folder and (found := _load(folder))}

@@ -40,16 +40,3 @@ class KernelVariant:
     num_stages: int = 2
     max_registers: int | None = None
     uses_tensor_cores: bool = False
-
-    def described(self) -> dict[str, object]:
-        """The variant as plain data with a fixed order, for content keys."""
-        return {
-            "module": self.module,
-            "function": self.function,
-            "signature": [list(item) for item in self.signature],
-            "constants": dict(sorted(self.constants.items())),
-            "divisible_by_16": sorted(self.divisible_by_16),
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "max_registers": self.max_registers,
-        }
