@@ -94,14 +94,14 @@ class CalibratedPolicy(StrictModel):
         prior_rounds: how many observed rounds the prior is worth.
         min_gain: expected gain over plain decoding below which nothing is drafted.
         refresh_costs: follow the costs measured at run time on a device for which no curve was measured. Decisions
-            then depend on a clock; without it they are the same on every run.
+            there depend on a clock; without it they are the same on every run.
     """
 
     decay: Share = 0.025
     prior_acceptance: Share = 0.7
     prior_rounds: Rounds = 4
     min_gain: Ratio = 0.0
-    refresh_costs: bool = False
+    refresh_costs: bool = True
 
 
 class BatchedPolicy(StrictModel):
@@ -220,12 +220,13 @@ class ContinuationCache(StrictModel):
 
 
 class CostCurve(StrictModel):
-    """What things cost on one device; used when the device at hand has this fingerprint.
+    """What things cost on one device with so much in the cache; used when the device at hand has this fingerprint.
 
     Attributes:
-        context: KV rows that were valid when the costs were measured.
+        context: KV rows that were valid when the costs were measured; a device has a curve for each of several.
         verify_ms: entry r - 1 is the target's forward over r rows, r = 1..16.
         draft_ms: proposer -> table whose entry w - 1 is the cost of proposing w tokens.
+        read_ms: proposer -> what reading a long text costs its model for each token, as before its first draft.
         host_ms: everything else in a round.
     """
 
@@ -233,6 +234,7 @@ class CostCurve(StrictModel):
     context: Positions = 64
     verify_ms: WindowTable
     draft_ms: dict[ProposerKind, WindowTable] = Field(default_factory=dict)
+    read_ms: dict[ProposerKind, Ms] = Field(default_factory=dict)
     host_ms: Ms = 0.0
 
 
@@ -280,7 +282,7 @@ class DflashConfig(StrictModel):
 
     Attributes:
         proposers: the table of proposers; what is not in it is not used.
-        costs: measured cost curves, one a device.
+        costs: measured cost curves, for each device one or more.
         temperatures: proposer -> calibration temperature of each draft position (one for all that follow).
         lossy: allow policies that change the output's distribution; every statistic says so.
         secure_rollback: zero rejected KV rows instead of only forgetting them.
@@ -313,9 +315,9 @@ class DflashConfig(StrictModel):
     secure_rollback: bool = False
     adaptive_rollback: bool = True
 
-    def cost_curve(self, device: str) -> CostCurve | None:
-        """The curve measured on the device with this fingerprint, None when there is none."""
-        return next((curve for curve in self.costs if curve.device == device), None)
+    def cost_curves(self, device: str) -> tuple[CostCurve, ...]:
+        """The curves measured on the device with this fingerprint, the shortest context first."""
+        return tuple(sorted((curve for curve in self.costs if curve.device == device), key=lambda curve: curve.context))
 
 
 def parse_config(data: bytes, where: str = DFLASH_CONFIG_NAME) -> DflashConfig:

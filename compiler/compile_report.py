@@ -44,7 +44,7 @@ class CompileReport:
             stages=stages,
             passes=passes,
             certificate=result.certificate,
-            verify_ms=result.costs.verify_ms,
+            verify_ms=result.costs[0].verify_ms,
             notes=notes,
         )
 

@@ -37,7 +37,7 @@ class GateResult:
     """What the gate found: the certificate and what rounds cost on this machine."""
 
     certificate: Certificate
-    costs: CostCurve
+    costs: tuple[CostCurve, ...]
 
 
 def run_gate(

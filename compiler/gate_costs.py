@@ -1,10 +1,15 @@
-"""What rounds cost on this machine: target forwards of every size, and the draft's steps."""
+"""What rounds cost on this machine: target forwards of every size, and the draft's steps and reading.
+
+What is compared later is measured in turn, one pass after another over all of it: a slow minute of the machine then
+hits everything alike and leaves the ratios, by which windows are chosen, as they are. Medians drop what hits one call.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from itertools import chain, cycle, islice
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -15,59 +20,90 @@ if TYPE_CHECKING:
     from dsc.bundle_schema.dflash_config import ProposerKind
     from dsc.runtime.generate import SpeculativeModel
 
-REPEATS = 5
+PASSES = 5
+LONG_CONTEXT = 1024
 HOST_MS = 0.2  # of a round, outside the graphs
 
 
-def measure_costs(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> CostCurve:
-    """Medians in ms over the longest prompt in the cache; leaves the caches filled."""
-    ids = max(prompts, key=len)
-    target = model.bundle.target
-    target.rewind(0)
-    target.read(ids)
-    context = target.length
+def measure_costs(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> tuple[CostCurve, ...]:
+    """Medians in ms after the longest prompt and, where that fits, after a long text; leaves the caches filled."""
+    bundle = model.bundle
+    limits = [model.max_length, *([bundle.draft.max_length] if bundle.draft is not None else [])]
+    room = max(1, min(limits) - MAX_WINDOW)
+    short = min(len(max(prompts, key=len)), room)
+    long = max(short, min(LONG_CONTEXT, room))
+    text = list(islice(cycle(chain.from_iterable(prompts)), long))
+    contexts = (short, long) if long >= 2 * short else (short,)
+    return tuple(_curve(model, text[:context]) for context in contexts)
+
+
+def _curve(model: SpeculativeModel, text: Sequence[int]) -> CostCurve:
+    """The costs after `text`."""
+    times = _Times(model, text)
+    times.one_pass()  # makes bindings and wakes threads
+    times.forget()
+    for _ in range(PASSES):
+        times.one_pass()
     draft_ms: dict[ProposerKind, tuple[float, ...]] = {}
+    read_ms: dict[ProposerKind, float] = {}
     if model.bundle.draft is not None:
-        draft_ms[model.bundle.manifest.draft.kind] = _draft_ms(model, ids)
+        kind = model.bundle.manifest.draft.kind
+        step = times.median("draft")
+        draft_ms[kind] = tuple(step * window for window in range(1, MAX_WINDOW + 1))
+        read_ms[kind] = times.median("read")
     return CostCurve(
         device=device_fingerprint(model.bundle.settings),
-        context=max(1, context),
-        verify_ms=_verify_ms(model, ids[0]),
+        context=len(text),
+        verify_ms=tuple(times.median(rows) for rows in range(1, MAX_WINDOW + 1)),
         draft_ms=draft_ms,
+        read_ms=read_ms,
         host_ms=HOST_MS,
     )
 
 
-def _verify_ms(model: SpeculativeModel, token: int) -> tuple[float, ...]:
-    """Forwards over 1 .. MAX_WINDOW rows, sizes in turn so that a busy moment does not hit one of them alone."""
-    target = model.bundle.target
-    times: list[list[float]] = [[] for _ in range(MAX_WINDOW)]
-    for _ in range(REPEATS):
+class _Times:
+    """Milliseconds of what rounds are made of, measured in passes.
+
+    Args:
+        text: what the target's and the draft's caches hold.
+    """
+
+    def __init__(self, model: SpeculativeModel, text: Sequence[int]) -> None:
+        self._target = model.bundle.target
+        self._draft = model.bundle.draft
+        self._text = list(text)
+        self._draft_text = _for_draft(model, text)
+        self._ms: defaultdict[int | str, list[float]] = defaultdict(list)
+        self._target.rewind(0)
+        self._target.read(self._text)
+
+    def one_pass(self) -> None:
+        """The draft reads the text; then a target forward of each size and a draft step take turns."""
+        draft, token = self._draft, self._text[0]
+        if draft is not None:
+            draft.rewind(0)
+            self._timed("read", lambda: draft.read(self._draft_text), len(self._draft_text))
         for rows in range(1, MAX_WINDOW + 1):
-            times[rows - 1].append(_timed(partial(target.forward, [token] * rows, rows)))
-    return tuple(median(column) for column in times)
+            self._timed(rows, lambda rows=rows: self._target.forward([token] * rows, rows))
+            if draft is not None:
+                # The target's weights have just gone through the processor's cache, as they have in a round.
+                self._timed("draft", lambda: draft.forward([0], 1))
 
+    def _timed(self, name: int | str, call: Callable[[], object], share: int = 1) -> None:
+        start = time.perf_counter()
+        call()
+        self._ms[name].append((time.perf_counter() - start) * 1e3 / share)
 
-def _draft_ms(model: SpeculativeModel, ids: Sequence[int]) -> tuple[float, ...]:
-    """Drafting 1 .. MAX_WINDOW tokens, one step a token."""
-    draft = model.bundle.draft
-    assert draft is not None
-    draft.rewind(0)
-    draft.read(_for_draft(model, ids))
-    step = median(_timed(partial(draft.forward, [0], 1)) for _ in range(REPEATS * 4))
-    draft.rewind(0)
-    return tuple(step * window for window in range(1, MAX_WINDOW + 1))
+    def forget(self) -> None:
+        """Drop what was measured."""
+        self._ms.clear()
 
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
+    def median(self, name: int | str) -> float:
+        """Of forwards over so many rows, ``draft`` steps, or of a token that the draft has to ``read``."""
+        return median(self._ms[name])
 
 
 def _for_draft(model: SpeculativeModel, ids: Sequence[int]) -> list[int]:
-    """`ids` as far as the draft model can read them: its context and its vocabulary may be smaller."""
-    draft, entry = model.bundle.draft, model.bundle.manifest.draft.model
-    assert draft is not None
-    assert entry is not None
-    return [min(token, entry.info.vocab_size - 1) for token in ids[: draft.max_length - 1]]
+    """`ids` as far as the draft model can read them: its vocabulary may be smaller."""
+    entry = model.bundle.manifest.draft.model
+    return [] if entry is None else [min(token, entry.info.vocab_size - 1) for token in ids]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
@@ -120,9 +120,10 @@ class RecordedMeter(SignalMeter):
 
 @dataclass
 class ReplayCounts:
-    """What one policy did; `steps` is its time in plain decoding steps, prompts not counted."""
+    """What one policy did; `ms` is its time and `plain_ms` that of plain decoding, prompts not counted."""
 
-    steps: float = 0.0
+    ms: float = 0.0
+    plain_ms: float = 0.0
     tokens: int = 0
     rounds: int = 0
     proposed: int = 0
@@ -132,9 +133,9 @@ class ReplayCounts:
     proposers: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def count(self, draft: Draft, proposed: int, accepted: int, steps: float) -> None:
+    def count(self, draft: Draft, proposed: int, accepted: int, ms: float) -> None:
         """Book one round."""
-        self.steps += steps
+        self.ms += ms
         self.rounds += 1
         self.proposed += proposed
         self.evaluated += min(accepted + 1, proposed)
@@ -154,18 +155,19 @@ class ReplaySetup:
         config: the schedule.
         options: of every request; None decodes plainly.
         kinds: who may draft, the preferred one first.
-        decide: proposer -> costs by which it is decided; `spend` those that are counted.
+        decide: costs by which it is decided, of a proposer after so many tokens.
+        spend: those that are counted; of plain rounds where the proposer is empty.
         rates: proposer -> share of right drafts and what the runtime expects of it.
-        reading: plain steps that a draft model takes to read one token of a long text; 0 when that is not known.
+        reading_ms: what a draft model took to read one token of a long text; 0 when that is not known.
     """
 
     config: DflashConfig
     options: SpeculationOptions | None
     kinds: tuple[ProposerKind, ...]
-    decide: Mapping[ProposerKind, LiveCosts]
-    spend: Mapping[str, RoundCosts]
+    decide: Callable[[ProposerKind, int], LiveCosts]
+    spend: Callable[[str, int], RoundCosts]
     rates: Mapping[ProposerKind, tuple[float, float]]
-    reading: float = 0.0
+    reading_ms: float = 0.0
 
 
 def replay(setup: ReplaySetup, requests: Sequence[TracedRequest]) -> ReplayCounts:
@@ -184,24 +186,27 @@ def _replay_one(
     stream, n_prompt = request.tokens, len(request.request.prompt_ids)
     speculator = _speculator(setup, request, seed, cache)
     stops = frozenset(request.request.stop_ids)
+    middle = (n_prompt + len(stream)) // 2
+    spend = {kind: setup.spend(kind, middle) for kind in ("", *setup.kinds)}
     length = n_prompt + 1  # the prompt's own forward gives the first token
     if speculator is not None:
         speculator.settle(0, 0)
         speculator.rewind(length - 1)
     counts.tokens += len(stream) - length
+    counts.plain_ms += (len(stream) - length) * spend[""].step_ms
     while length < len(stream):
         draft = Draft()
-        lag_steps = 0.0
+        lag_ms = 0.0
         if speculator is not None:
             room = request.request.max_tokens - length - 1
             draft = speculator.propose(stream[:length], room)
-            lag_steps = speculator.catch_up_steps
-            if setup.reading and draft.lag > SHORT_LAG:
-                lag_steps = draft.lag * setup.reading
+            lag_ms = speculator.catch_up_steps * spend[""].step_ms
+            if setup.reading_ms and draft.lag > SHORT_LAG:
+                lag_ms = draft.lag * setup.reading_ms
         ids = _cut(draft.ids, stops)
         accepted = _matching(ids, stream[length:])
-        costs = setup.spend[draft.proposer if ids else ""]
-        counts.count(draft, len(ids), accepted, costs.round(len(ids)) + lag_steps)
+        costs = spend[draft.proposer if ids else ""]
+        counts.count(draft, len(ids), accepted, costs.round(len(ids)) * costs.step_ms + lag_ms)
         length += accepted + 1
         if speculator is not None:
             speculator.settle(len(ids), accepted)
@@ -223,7 +228,7 @@ def _speculator(setup: ReplaySetup, request: TracedRequest, seed: int, cache: Co
             rate, prior = setup.rates[kind]
             known = recorded_acceptance(request, kind)
             proposer = RecordedDraft(kind, request.tokens, known, rate, prior, seed)
-        proposers.append((proposer, setup.decide[kind]))
+        proposers.append((proposer, setup.decide(kind, n_prompt)))
     meter = RecordedMeter(setup.config, request)
     return Speculator(proposers, setup.options, LiveConfig(setup.config), n_prompt, meter=meter, traced=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -11,7 +12,6 @@ from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.dflash_config import (
     DFLASH_CONFIG_NAME,
     MAX_WINDOW,
-    CostCurve,
     DflashConfig,
     PolicyName,
     ProposerKind,
@@ -21,7 +21,8 @@ from dsc.bundle_schema.dflash_config import (
 from dsc.bundle_schema.errors import RequestError
 from dsc.compiler.replay import ReplayCounts, ReplaySetup, replay
 from dsc.compiler.trace_reader import TracedRequest, measured_rounds, read_trace, recorded_acceptance
-from dsc.runtime.costs import assumed_costs, curve_costs
+from dsc.runtime.acceptance import RoundCosts
+from dsc.runtime.costs import assumed_costs, curve_at, curve_costs
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG
 from dsc.runtime.schedule_setup import LOOKUPS, draft_prior
@@ -69,9 +70,8 @@ class _Bench:
         self._draft: ProposerKind = opened.manifest.draft.kind
         self._has_model = opened.manifest.draft.model is not None
         self._requests = requests
-        self.curve = self._config.costs[0] if self._config.costs else None
-        self._source = source
-        self.step_ms = self._step_ms()
+        self.curves = self._config.cost_curves(self._config.costs[0].device) if self._config.costs else ()
+        self._measured = self._observe() if source == "trace" else {}
 
     def kinds(self) -> tuple[ProposerKind, ...]:
         """Who may draft, the bundle's own draft first."""
@@ -92,38 +92,46 @@ class _Bench:
             config=config,
             options=SpeculationOptions(window=spec.window) if spec.policy else None,
             kinds=kinds,
-            decide={kind: self._costs(config, kind) for kind in kinds},
-            spend={"": self._spent(self._draft).costs()} | {str(kind): self._spent(kind).costs() for kind in kinds},
-            reading=self._reading(),
+            decide=partial(self._costs, config),
+            spend=self.spent,
+            reading_ms=self._reading_ms(),
             rates={kind: (self._rate(kind), draft_prior(config, kind)) for kind in kinds if kind not in LOOKUPS},
         )
         return replay(setup, self._requests)
 
-    def _costs(self, config: DflashConfig, kind: ProposerKind) -> LiveCosts:
-        return curve_costs(config, self.curve, kind) if self.curve else assumed_costs(config, kind)
+    def _costs(
+        self, config: DflashConfig, kind: ProposerKind, context: int, earlier: LiveCosts | None = None
+    ) -> LiveCosts:
+        if not self.curves:
+            return assumed_costs(config, kind, earlier)
+        return curve_costs(config, curve_at(self.curves, context), kind, earlier)
 
-    def _spent(self, kind: ProposerKind) -> LiveCosts:
+    def spent(self, kind: str, context: int) -> RoundCosts:
         """Costs that are counted: the curve's, or with what the trace measured where it measured something."""
-        costs = self._costs(self._config, kind)
-        if self._source == "trace":
-            for line in measured_rounds(self._requests):
-                drafted = len(line.draft_ids) if line.proposer == kind and line.lag <= 1 else 0
-                costs.observe(len(line.draft_ids) + 1, line.ms["forward"], drafted, line.ms.get("propose", 0.0))
-        return costs
+        name = cast("ProposerKind", kind or self._draft)
+        return self._costs(self._config, name, context, self._measured.get(name)).costs()
 
-    def _step_ms(self) -> float:
-        """Milliseconds of a plain step."""
-        return self._spent(self._draft).costs().step_ms
+    def _observe(self) -> dict[ProposerKind, LiveCosts]:
+        """Costs that have seen the trace's times, by proposer."""
+        measured: dict[ProposerKind, LiveCosts] = {}
+        for kind in {self._draft, *self.kinds()}:
+            for request in self._requests:
+                context = len(request.request.prompt_ids)
+                measured[kind] = costs = self._costs(self._config, kind, context, measured.get(kind))
+                for line in measured_rounds([request]):
+                    drafted = len(line.draft_ids) if line.proposer == kind and line.lag <= 1 else 0
+                    costs.observe(len(line.draft_ids) + 1, line.ms["forward"], drafted, line.ms.get("propose", 0.0))
+        return measured
 
-    def _reading(self) -> float:
-        """Plain steps of a draft model for each token of a text that it had to read first, by the trace."""
-        drafting = self._spent(self._draft).draft_ms() if self._has_model else ()
-        if not drafting:
-            return 0.0
+    def _reading_ms(self) -> float:
+        """Of a draft model for each token of a text that it had to read first, by the trace."""
         lines = [line for line in measured_rounds(self._requests) if line.lag > SHORT_LAG and line.draft_ids]
-        ms = sum(line.ms["propose"] - drafting[len(line.draft_ids) - 1] for line in lines)
+        ms = 0.0
+        for line in lines:
+            costs = self.spent(self._draft, line.n_tokens)
+            ms += line.ms["propose"] - costs.drafting(len(line.draft_ids)) * costs.step_ms
         n_read = sum(line.lag for line in lines)
-        return max(ms, 0.0) / n_read / self.step_ms if n_read else 0.0
+        return max(ms, 0.0) / n_read if n_read else 0.0
 
     def _rate(self, kind: ProposerKind) -> float:
         known = [right for request in self._requests for right in recorded_acceptance(request, kind).values()]
@@ -152,7 +160,7 @@ def simulate(bundle: Path, trace: Path, policies: str, source: CostSource = "cur
     specs = parse_policies(policies)
     requests = read_trace(trace)
     bench = _Bench(bundle, requests, source)
-    rows = [_row(spec.text, bench.run(spec), bench.step_ms) for spec in specs]
+    rows = [_row(spec.text, bench.run(spec)) for spec in specs]
     return {
         "bundle": str(bundle),
         "trace": str(trace),
@@ -160,16 +168,15 @@ def simulate(bundle: Path, trace: Path, policies: str, source: CostSource = "cur
         "n_requests": len(requests),
         "recorded": _recorded(requests),
         "rows": rows,
-        "notes": _notes(bench, bench.curve, requests),
+        "notes": _notes(bench, requests),
     }
 
 
-def _row(name: str, counts: ReplayCounts, step_ms: float) -> dict[str, Any]:
-    seconds = counts.steps * step_ms / 1000
+def _row(name: str, counts: ReplayCounts) -> dict[str, Any]:
     return {
         "policy": name,
-        "tokens_per_second": counts.tokens / seconds if seconds else 0.0,
-        "speed": counts.tokens / counts.steps if counts.steps else 0.0,
+        "tokens_per_second": counts.tokens / counts.ms * 1000 if counts.ms else 0.0,
+        "speed": counts.plain_ms / counts.ms if counts.ms else 0.0,
         "tokens_per_round": counts.tokens / counts.rounds if counts.rounds else 0.0,
         "rounds": counts.rounds,
         "proposed": counts.proposed,
@@ -193,8 +200,8 @@ def _recorded(requests: Sequence[TracedRequest]) -> dict[str, Any]:
     }
 
 
-def _notes(bench: _Bench, curve: CostCurve | None, requests: Sequence[TracedRequest]) -> list[str]:
-    notes = [] if curve else ["the bundle has no cost curve: costs are assumed"]
+def _notes(bench: _Bench, requests: Sequence[TracedRequest]) -> list[str]:
+    notes = [] if bench.curves else ["the bundle has no cost curve: costs are assumed"]
     for kind in bench.kinds():
         if kind not in LOOKUPS:
             n_known = bench.recorded(kind)

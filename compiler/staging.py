@@ -41,7 +41,7 @@ def seal(staging: Path, output: Path, contents: BundleContents, result: GateResu
     Args:
         with_costs: store the measured times, which differ from run to run, and schedule by them.
     """
-    costs = (result.costs,) if with_costs else ()
+    costs = result.costs if with_costs else ()
     config = contents.config.model_copy(update={"costs": costs, "policy": "calibrated" if costs else "fixed"})
     card = write_card(contents, result.certificate)
     with staging.open("rb") as held:

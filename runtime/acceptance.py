@@ -80,36 +80,48 @@ class RoundCosts:
         verify: cost of a target forward with 1, 2, 3, ... rows; the first entry is 1.
         draft: cost of proposing 1, 2, 3, ... tokens; empty when it costs nothing.
         step_ms: milliseconds of a plain step.
+        read: cost of the draft reading a token of a long text; 0 when that is not known.
     """
 
     verify: tuple[float, ...]
     draft: tuple[float, ...] = ()
     step_ms: float = 1.0
+    read: float = 0.0
 
     def round(self, window: int) -> float:
         """Cost of a round with `window` drafts."""
-        return _extend(self.verify, window + 1) + self._drafting(window)
+        return _extend(self.verify, window + 1) + self.drafting(window)
 
     def catch_up(self, rows: int) -> float:
-        """Cost of the draft reading `rows` tokens in one forward; rows cost it what they cost the target, in
-        share.
+        """Cost of the draft reading `rows` tokens beside the first: as measured on a long text where there are many;
+        otherwise rows cost it what they cost the target, in share.
         """
-        return self._drafting(1) * (_extend(self.verify, rows + 1) - 1)
+        if self.read and rows > len(self.verify):
+            return self.read * rows
+        return self.drafting(1) * (_extend(self.verify, rows + 1) - 1)
 
-    def _drafting(self, window: int) -> float:
+    def drafting(self, window: int) -> float:
+        """Cost of proposing `window` tokens."""
         return _extend(self.draft, window) if self.draft and window else 0.0
 
     @classmethod
-    def from_ms(cls, verify_ms: Sequence[float], draft_ms: Sequence[float] = (), host_ms: float = 0.0) -> RoundCosts:
+    def from_ms(
+        cls,
+        verify_ms: Sequence[float],
+        draft_ms: Sequence[float] = (),
+        host_ms: float = 0.0,
+        read_ms: float = 0.0,
+    ) -> RoundCosts:
         """Costs from milliseconds of a target forward with 1, 2, ... rows, and of proposing 1, 2, ... tokens.
 
         Args:
             host_ms: the rest of a round; it is part of a plain step as well.
+            read_ms: of the draft reading one token of a long text.
         """
         verify = _rising([ms + host_ms for ms in verify_ms])
         step = verify[0]
         draft = _rising(draft_ms)
-        return cls(tuple(ms / step for ms in verify), tuple(ms / step for ms in draft), step)
+        return cls(tuple(ms / step for ms in verify), tuple(ms / step for ms in draft), step, read_ms / step)
 
 
 def _rising(costs: Sequence[float]) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -33,27 +34,68 @@ def cpu_name() -> str:
 def device_fingerprint(settings: SessionSettings) -> str:
     """What measured costs depend on: device, threads, onnxruntime and kernels."""
     software = f"onnxruntime {ort.__version__}, {settings.kernels} kernels"
-    return f"{settings.provider}: {cpu_name()}, {settings.threads} threads, {software}"
+    return f"{settings.provider}: {settings.device or cpu_name()}, {settings.threads} threads, {software}"
 
 
-def costs_for(config: DflashConfig, settings: SessionSettings, kind: ProposerKind) -> tuple[LiveCosts, str]:
-    """Costs of rounds with a proposer, and where they come from."""
-    curve = config.cost_curve(device_fingerprint(settings))
+def costs_for(
+    config: DflashConfig,
+    settings: SessionSettings,
+    kind: ProposerKind,
+    context: int,
+    earlier: LiveCosts | None = None,
+) -> tuple[LiveCosts, str]:
+    """Costs of rounds with a proposer after `context` tokens, and where they come from.
+
+    Args:
+        earlier: what was measured since the model was loaded.
+    """
+    curves = config.cost_curves(device_fingerprint(settings))
     source = MEASURED_HERE
-    if curve is None and config.costs:
-        curve = config.costs[0]
-        source = f"measured on {curve.device}"
-    if curve is None:
-        return assumed_costs(config, kind), "assumed"
-    return curve_costs(config, curve, kind), source
+    if not curves and config.costs:
+        curves = config.cost_curves(config.costs[0].device)
+        source = f"measured on {curves[0].device}"
+    if not curves:
+        return assumed_costs(config, kind, earlier), "assumed"
+    return curve_costs(config, curve_at(curves, context), kind, earlier), source
 
 
-def curve_costs(config: DflashConfig, curve: CostCurve, kind: ProposerKind) -> LiveCosts:
+def curve_at(curves: Sequence[CostCurve], context: int) -> CostCurve:
+    """The costs with `context` rows in the cache: in proportion between the two nearest of one device's curves.
+
+    Args:
+        curves: the shortest context first; outside of them the nearest holds.
+    """
+    after = next((place for place, curve in enumerate(curves) if curve.context >= context), len(curves) - 1)
+    low, high = curves[max(after - 1, 0)], curves[after]
+    if not low.context < context < high.context:
+        return high if context >= high.context else low
+    share = (context - low.context) / (high.context - low.context)
+
+    def between(one: float, other: float) -> float:
+        return one + share * (other - one)
+
+    return high.model_copy(
+        update={
+            "context": context,
+            "verify_ms": tuple(map(between, low.verify_ms, high.verify_ms)),
+            "draft_ms": {
+                kind: tuple(map(between, low.draft_ms.get(kind, ms), ms)) for kind, ms in high.draft_ms.items()
+            },
+            "read_ms": {kind: between(low.read_ms.get(kind, ms), ms) for kind, ms in high.read_ms.items()},
+            "host_ms": between(low.host_ms, high.host_ms),
+        }
+    )
+
+
+def curve_costs(
+    config: DflashConfig, curve: CostCurve, kind: ProposerKind, earlier: LiveCosts | None = None
+) -> LiveCosts:
     """Costs of rounds with a proposer by a measured curve."""
-    return LiveCosts(curve.verify_ms, curve.draft_ms.get(kind, ()), curve.host_ms, config.calibrated.decay)
+    draft_ms, read_ms = curve.draft_ms.get(kind, ()), curve.read_ms.get(kind, 0.0)
+    return LiveCosts(curve.verify_ms, draft_ms, curve.host_ms, config.calibrated.decay, read_ms, earlier)
 
 
-def assumed_costs(config: DflashConfig, kind: ProposerKind) -> LiveCosts:
+def assumed_costs(config: DflashConfig, kind: ProposerKind, earlier: LiveCosts | None = None) -> LiveCosts:
     """Costs where nothing was measured; copying costs nothing."""
     draft = () if kind in ("ngram", "cache") else tuple(_ASSUMED_DRAFT * window for window in range(1, 17))
-    return LiveCosts(_ASSUMED_VERIFY, draft, 0.0, config.calibrated.decay)
+    return LiveCosts(_ASSUMED_VERIFY, draft, 0.0, config.calibrated.decay, earlier=earlier)

@@ -8,59 +8,78 @@ from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.runtime.acceptance import RoundCosts
 
 
+class Ratios:
+    """How many times as long as a curve says something took, by its number of rows or drafts.
+
+    Args:
+        weight: of the newest measurement; the first ones count alike, so that none of them has more than its share.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self._weight = weight
+        self._known: dict[int, tuple[float, int]] = {}  # count -> mean, measurements
+
+    def observe(self, count: int, ratio: float) -> None:
+        """One measurement."""
+        mean, n = self._known.get(count, (0.0, 0))
+        self._known[count] = (mean + max(self._weight, 1 / (n + 1)) * (ratio - mean), n + 1)
+
+    def correct(self, curve: tuple[float, ...]) -> tuple[float, ...]:
+        """`curve`, each entry scaled like the nearest one that was measured."""
+        if not self._known:
+            return curve
+        known = sorted(self._known)
+        nearest = [min(known, key=lambda count: abs(count - place)) for place in range(1, len(curve) + 1)]
+        return tuple(ms * self._known[count][0] for ms, count in zip(curve, nearest, strict=True))
+
+
 class LiveCosts:
     """A measured or assumed curve, followed by the measurements of this run.
-
-    The curve's shape is kept where nothing was measured: an unmeasured number of rows is scaled like the nearest
-    measured one. One outlier moves an estimate by its weight alone.
 
     Args:
         verify_ms: milliseconds of a target forward over 1, 2, ... rows.
         draft_ms: of proposing 1, 2, ... tokens; empty when it costs nothing.
         host_ms: of everything else in a round.
         weight: of the newest measurement.
+        read_ms: of the draft reading one token of a long text; 0 when that is not known.
+        earlier: costs whose measurements, of other contexts, hold here too and are added to.
     """
 
-    def __init__(self, verify_ms: Sequence[float], draft_ms: Sequence[float], host_ms: float, weight: float) -> None:
+    def __init__(
+        self,
+        verify_ms: Sequence[float],
+        draft_ms: Sequence[float],
+        host_ms: float,
+        weight: float,
+        read_ms: float = 0.0,
+        earlier: LiveCosts | None = None,
+    ) -> None:
         self._verify = tuple(verify_ms)
         self._draft = tuple(draft_ms)
         self._host = host_ms
-        self._weight = weight
-        self._verify_ratio: dict[int, float] = {}
-        self._draft_ratio: dict[int, float] = {}
+        self._read_ms = read_ms
+        self._verify_ratios = earlier._verify_ratios if earlier else Ratios(weight)
+        self._draft_ratios = earlier._draft_ratios if earlier else Ratios(weight)
 
     def observe(self, rows: int, forward_ms: float, drafted: int = 0, draft_ms: float = 0.0) -> None:
         """One round: a forward over `rows` rows, and proposing `drafted` tokens."""
-        self._follow(self._verify_ratio, self._verify, rows, forward_ms)
-        if drafted and self._draft:
-            self._follow(self._draft_ratio, self._draft, drafted, draft_ms)
-
-    def _follow(self, ratios: dict[int, float], curve: tuple[float, ...], count: int, ms: float) -> None:
-        if not 1 <= count <= len(curve) or curve[count - 1] <= 0:
-            return
-        ratio = ms / curve[count - 1]
-        known = ratios.get(count)
-        ratios[count] = ratio if known is None else known + self._weight * (ratio - known)
+        if 1 <= rows <= len(self._verify) and self._verify[rows - 1] > 0:
+            self._verify_ratios.observe(rows, forward_ms / self._verify[rows - 1])
+        if 1 <= drafted <= len(self._draft) and self._draft[drafted - 1] > 0:
+            self._draft_ratios.observe(drafted, draft_ms / self._draft[drafted - 1])
 
     def verify_ms(self) -> tuple[float, ...]:
         """The corrected curve of forwards."""
-        return _scaled(self._verify, self._verify_ratio)
+        return self._verify_ratios.correct(self._verify)
 
     def draft_ms(self) -> tuple[float, ...]:
         """The corrected curve of proposing."""
-        return _scaled(self._draft, self._draft_ratio)
+        return self._draft_ratios.correct(self._draft)
 
     def costs(self) -> RoundCosts:
         """In plain decoding steps."""
-        return RoundCosts.from_ms(self.verify_ms(), self.draft_ms(), self._host)
-
-
-def _scaled(curve: tuple[float, ...], ratios: dict[int, float]) -> tuple[float, ...]:
-    if not ratios:
-        return curve
-    known = sorted(ratios)
-    nearest = [min(known, key=lambda count: abs(count - place)) for place in range(1, len(curve) + 1)]
-    return tuple(ms * ratios[count] for ms, count in zip(curve, nearest, strict=True))
+        (read_ms,) = self._draft_ratios.correct((self._read_ms,))
+        return RoundCosts.from_ms(self.verify_ms(), self.draft_ms(), self._host, read_ms)
 
 
 def round_table(costs: RoundCosts) -> list[float]:

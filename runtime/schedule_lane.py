@@ -10,10 +10,13 @@ from dsc.runtime.acceptance import AcceptanceModel
 from dsc.runtime.fallback import LOOKUP_START, SpeculationAccount, model_start
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_costs import LiveCosts, round_table
-from dsc.runtime.schedule_policy import Offer
+from dsc.runtime.schedule_policy import Offer, best_window
 
 # Tokens that a proposer may have missed and still pay for in one round; reading more is an investment in those to come.
 SHORT_LAG = 16
+# Tokens to come that an investment may count on, where the request allows more: end tokens come before most limits.
+# Texts that have grown longer than this are expected to double.
+TYPICAL_TOKENS = 256
 
 
 class Lane:
@@ -38,7 +41,6 @@ class Lane:
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._kind: str | None = None
-        self._started = False
         self._cost = 1.0
         self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
         self.unread = 0  # tokens that it read first, those of a prompt included
@@ -49,7 +51,6 @@ class Lane:
         self._cap = min(cap, row.max_window)
         self._enabled = row.enabled
         self._max_context = row.max_context
-        self._investment = config.fallback.probe_interval
         self._memory = 1 / config.calibrated.decay if config.calibrated.decay > 0 else 1e9
         self._prior_rounds = float(config.calibrated.prior_rounds)
 
@@ -58,8 +59,14 @@ class Lane:
         self._costs = self.live_costs.costs()
         self._table = round_table(self._costs)
 
-    def offer(self, tokens: Sequence[int], room: int) -> Offer | str:
-        """What it can do now, or why nothing."""
+    def offer(self, tokens: Sequence[int], room: int, generated: int = 0, rate: float = 1.0) -> Offer | str:
+        """What it can do now, or why nothing.
+
+        Args:
+            room: drafts that the request still has room for.
+            generated: tokens of the request's output so far.
+            rate: committed tokens a plain step so far, which a model that has to read a text first must beat.
+        """
         self._kind, self._cost = None, 1.0
         limit = min(self._cap, room)
         if limit < 1:
@@ -74,8 +81,17 @@ class Lane:
         if kind is None:
             return self.proposer.silence(tokens)
         limit = min(limit, self.proposer.room(tokens))
+        acceptance = self._expect(kind)
+        costs: Sequence[float] = self._table
+        lag = self.proposer.lag(tokens)
+        if lag:
+            tokens_to_come = min(room + 1, max(TYPICAL_TOKENS, generated)) if lag > SHORT_LAG else 0
+            costs = self._with_reading(acceptance, limit, self._costs.catch_up(lag), tokens_to_come)
+        offer = Offer(self.index, limit, acceptance, costs, self.proposer.sizes_blocks)
+        if lag > SHORT_LAG and self.account is not None and best_window(offer)[1] <= rate:
+            return "reading does not pay"
         self._kind = kind
-        return Offer(self.index, limit, self._expect(kind), self._round_costs(tokens), self.proposer.sizes_blocks)
+        return offer
 
     def _expect(self, kind: str) -> AcceptanceModel:
         model = self._acceptance.get(kind)
@@ -85,30 +101,35 @@ class Lane:
             self._acceptance[kind] = model
         return model
 
-    def _round_costs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """With the share of what it must read first that this round has to earn."""
-        lag = self.lag(tokens)
-        if not lag:
-            return self._table
-        extra = self._costs.catch_up(lag) / (1 if lag <= SHORT_LAG else self._investment)
-        return [self._table[0], *(cost + extra for cost in self._table[1:])]
-
-    def lag(self, tokens: Sequence[int]) -> int:
-        """Tokens to read before drafting; reading the prompt is the draft's prefill and no cost of a round."""
-        return self.proposer.lag(tokens) if self._started else 0
+    def _with_reading(
+        self, acceptance: AcceptanceModel, limit: int, reading: float, tokens_to_come: int
+    ) -> Sequence[float]:
+        """The costs of rounds with the share of `reading` steps that each has to earn: all of it, or where it is an
+        investment in `tokens_to_come`, that of the tokens which the round is expected to give.
+        """
+        if not tokens_to_come:
+            return [self._table[0], *(cost + reading for cost in self._table[1:])]
+        shares = [reading * given / tokens_to_come for given in acceptance.expected(limit)]
+        return [self._table[0], *(cost + share for cost, share in zip(self._table[1:], shares, strict=False))]
 
     def draft(self, tokens: Sequence[int], window: int) -> list[int]:
         """Up to `window` drafts, fewer or none when the account cannot pay for them."""
-        lag = self.lag(tokens)
-        self.unread = self.proposer.lag(tokens)
-        self.catch_up = extra = self._costs.catch_up(lag) if lag else 0.0
+        self.unread = lag = self.proposer.lag(tokens)
+        self.catch_up = self._costs.catch_up(lag) if lag else 0.0
+        # Reading a long text was decided on its own: the account is for what rounds may lose.
+        extra = self.catch_up if lag <= SHORT_LAG else 0.0
         costs = [self._table[0], *(cost + extra for cost in self._table[1 : window + 1])]
         if self.account is not None:
             window = self.account.admit(costs)
         if window == 0:
             return []
-        self._cost, self._started = costs[window], True
+        self._cost = costs[window]
         return self.proposer.propose(tokens, window)
+
+    @property
+    def cost(self) -> float:
+        """Plain steps of the last drafted round, with what it read."""
+        return self._cost + (self.catch_up if self.unread > SHORT_LAG else 0.0)
 
     def settle(self, drafted: int, accepted: int, used: bool) -> None:
         """A round is over; `used` says whether this lane made its drafts."""

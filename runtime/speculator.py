@@ -27,6 +27,7 @@ from dsc.runtime.signals import SignalMeter, Signals
 
 NO_SIGNALS = Signals()
 _REFRESH_ROUNDS = 8
+_RATE_PRIOR = 8.0  # tokens that count as decoded plainly before a request's own rate is known
 
 
 class SpeculationOptions(BaseModel):
@@ -137,6 +138,8 @@ class Speculator:
         self._traced = traced
         self._history = History()
         self._rounds = 0
+        self._n_prompt = n_prompt
+        self._tokens = self._steps = _RATE_PRIOR  # committed, and what they cost, by the measured costs
         self._used: Lane | None = None
         self._configure()
 
@@ -169,7 +172,8 @@ class Speculator:
             self._configure()
         self._used = None
         signals = self._meter.read(len(tokens)) if self.reads_signals else None
-        found = [lane.offer(tokens, room) for lane in self._lanes]
+        generated, rate = len(tokens) - self._n_prompt, self._tokens / self._steps
+        found = [lane.offer(tokens, room, generated, max(rate, 1.0)) for lane in self._lanes]
         offers = [offer for offer in found if isinstance(offer, Offer)]
         if not offers:
             return Draft(reason=next(why for why in found if isinstance(why, str)), signals=signals)
@@ -194,6 +198,8 @@ class Speculator:
 
     def settle(self, proposed: int, accepted: int, times: RoundTimes | None = None) -> None:
         """Learn from a verified round; call it for rounds without drafts too."""
+        self._tokens += accepted + 1
+        self._steps += self._used.cost if self._used is not None else 1.0
         for lane in self._lanes:
             lane.settle(proposed, accepted, lane is self._used)
         self._history = self._history.after(self._rules, proposed, accepted)

@@ -56,11 +56,11 @@ def test_defaults_are_the_specified_ones():
     assert not config.lossy
 
 
-def test_the_cost_curve_of_a_device():
-    curve = CONFIG.cost_curve("cpu")
-    assert curve is not None
-    assert curve.verify_ms[3] == 4.0
-    assert CONFIG.cost_curve("another") is None
+def test_the_cost_curves_of_a_device():
+    longer = CONFIG.costs[0].model_copy(update={"context": 512})
+    config = CONFIG.model_copy(update={"costs": (longer, *CONFIG.costs)})
+    assert [curve.context for curve in config.cost_curves("cpu")] == [64, 512]
+    assert config.cost_curves("another") == ()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,11 @@ def test_a_sound_model_passes_and_its_costs_are_measured(tmp_path):
     assert all(check.n_tokens == 2 * 24 and not check.mismatches for check in certificate.greedy)
     assert certificate.rows.bit_equal
     assert len(certificate.sampling) == 2
-    assert len(result.costs.verify_ms) == len(result.costs.draft_ms["self"]) == MAX_WINDOW
+    short, long = result.costs
+    assert short.context < long.context == 256 - MAX_WINDOW
+    for curve in result.costs:
+        assert len(curve.verify_ms) == len(curve.draft_ms["self"]) == MAX_WINDOW
+        assert 0 < curve.read_ms["self"] < curve.draft_ms["self"][0]
 
 
 @pytest.mark.parametrize(("options", "verdict"), [(STRICT, "fail"), (LENIENT, "not_strict")])

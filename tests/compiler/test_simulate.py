@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy_bundle import toy_bundle
 
-from dsc.bundle_schema.dflash_config import CostCurve, DflashConfig, Proposer
+from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
 from dsc.bundle_schema.errors import RequestError
 from dsc.compiler.simulate import draw_simulation, parse_policies, simulate
 from dsc.compiler.trace_reader import read_trace
@@ -30,7 +30,8 @@ CURVE = CostCurve(
 def bundle(folder: Path, draft: bool, policy: str, cache: bool = False) -> Path:
     kinds = ["ngram", *(["self"] if draft else [])]
     table = {kind: Proposer() for kind in kinds} | {"cache": Proposer(enabled=cache)}
-    config = DflashConfig(policy=policy, costs=(CURVE,), proposers=table)
+    by_curve = CalibratedPolicy(refresh_costs=False)
+    config = DflashConfig(policy=policy, costs=(CURVE,), proposers=table, calibrated=by_curve)
     tables = (TARGET, DRAFT) if draft else (TARGET,)
     kind = "self" if draft else "ngram"
     path = folder / f"{policy}.dsmodel"

@@ -8,7 +8,7 @@ import pytest
 from scripted_lm import greedy_reference
 from toy_bundle import toy_bundle
 
-from dsc.bundle_schema.dflash_config import CostCurve, DflashConfig, Proposer
+from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
 from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.runtime import load
 
@@ -28,7 +28,9 @@ CURVE = CostCurve(
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("toy") / "toy.dsmodel"
     config = DflashConfig(
-        costs=(CURVE,), proposers={"ngram": Proposer(), "self": Proposer(), "cache": Proposer(enabled=False)}
+        costs=(CURVE,),
+        proposers={"ngram": Proposer(), "self": Proposer(), "cache": Proposer(enabled=False)},
+        calibrated=CalibratedPolicy(refresh_costs=False),
     )
     return load(
         toy_bundle(path, TARGET, DRAFT, draft_kind="self", max_length=256, config=config, history=False),
