@@ -124,6 +124,33 @@ static size_t block_matmul_inputs(const OrtCustomOp *op) { (void)op; return 4; }
 static int block_matmul_type(const OrtCustomOp *op, size_t i) { (void)op; return i == 1 ? ORT_UINT8 : ORT_FLOAT; }
 static int block_matmul_kind(const OrtCustomOp *op, size_t i) { (void)op; return i == 3 ? ORT_OPTIONAL : ORT_REQUIRED; }
 
+/* ---- DenseMatMul ---- */
+
+static OrtStatus *create_plain(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
+  (void)op, (void)info;
+  return keep_node((Node){.api = api}, out);
+}
+
+static OrtStatus *compute_dense_matmul(void *kernel, OrtKernelContext *context) {
+  const OrtApi *api = ((const Node *)kernel)->api;
+  Tensor x, weight, y;
+  TRY(read_input(api, context, 0, &x));
+  TRY(read_input(api, context, 1, &weight));
+  REQUIRE(api, weight.rank == 2 && weight.dims[1] > 0, "ai.dspark::DenseMatMul: weight must be [N, K]");
+  int64_t n = weight.dims[0], k = weight.dims[1];
+  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == k, "ai.dspark::DenseMatMul: x must end in K elements");
+  y = x;
+  y.dims[y.rank - 1] = n;
+  TRY(make_output(api, context, 0, &y, &y.data));
+  DenseMatMul op = {.rows = elements(&x) / k, .k = k, .n = n, .x = x.data, .weight = weight.data, .y = y.data};
+  Pool pool = {run_on_runtime, api, context};
+  dspark_dense_matmul(&op, &pool);
+  return NULL;
+}
+
+static const char *dense_matmul_name(const OrtCustomOp *op) { (void)op; return "DenseMatMul"; }
+static size_t two(const OrtCustomOp *op) { (void)op; return 2; }
+
 /* ---- VerifyAttention ---- */
 
 enum { IN_Q, IN_K, IN_V, IN_K_POOL, IN_V_POOL, IN_PAST, IN_SINKS, IN_TREE, ATTENTION_INPUTS };
@@ -260,11 +287,6 @@ static const char *qkv_name(const OrtCustomOp *op) { (void)op; return "QkvAttent
 
 /* ---- SwiGlu ---- */
 
-static OrtStatus *create_swiglu(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
-  (void)op, (void)info;
-  return keep_node((Node){.api = api}, out);
-}
-
 static OrtStatus *compute_swiglu(void *kernel, OrtKernelContext *context) {
   const OrtApi *api = ((const Node *)kernel)->api;
   Tensor x, y;
@@ -301,19 +323,21 @@ static const OrtCustomOp operators[] = {
     {SHARED, .name = block_matmul_name, .create_kernel_v2 = create_block_matmul, .compute_v2 = compute_block_matmul,
      .input_type = block_matmul_type, .input_kind = block_matmul_kind, .input_count = block_matmul_inputs,
      .output_count = one},
+    {SHARED, .name = dense_matmul_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_dense_matmul,
+     .input_type = floats, .input_kind = required, .input_count = two, .output_count = one},
     {SHARED, .name = attention_name, .create_kernel_v2 = create_attention, .compute_v2 = compute_attention,
      .input_type = attention_type, .input_kind = attention_kind, .input_count = attention_inputs,
      .output_count = attention_outputs},
     {SHARED, .name = qkv_name, .create_kernel_v2 = create_qkv, .compute_v2 = compute_qkv,
      .input_type = attention_type, .input_kind = attention_kind, .input_count = attention_inputs,
      .output_count = attention_outputs},
-    {SHARED, .name = swiglu_name, .create_kernel_v2 = create_swiglu, .compute_v2 = compute_swiglu,
+    {SHARED, .name = swiglu_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_swiglu,
      .input_type = floats, .input_kind = required, .input_count = one, .output_count = one},
 };
 
 /* Whether the library can serve this processor; asked before it is registered. */
 /* Rises whenever an operator is added or its results change: see REVISION in native.py. */
-EXPORT int dspark_cpu_revision(void) { return 2; }
+EXPORT int dspark_cpu_revision(void) { return 3; }
 
 EXPORT int dspark_cpu_supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 

@@ -39,6 +39,13 @@ typedef struct {
   float *y;
 } BlockMatMul;
 
+/* y [rows, n] = x [rows, k] times the transposed float weight [n, k]. */
+typedef struct {
+  int64_t rows, k, n;
+  const float *x, *weight;
+  float *y;
+} DenseMatMul;
+
 /* Attention of `rows` new rows per sequence over a pool that holds the rows before them and receives the new ones.
  * q and o are [batch, heads, rows, dim] in any layout given by their steps; the pools are dense. */
 typedef struct {
@@ -71,6 +78,7 @@ typedef struct {
 } SwiGlu;
 
 /* Return 0, or -1 when memory is short. */
+void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool);
 int dspark_block_matmul(const BlockMatMul *op, const Pool *pool);
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);
 int dspark_qkv_attention(const QkvAttention *op, const Pool *pool);

@@ -24,12 +24,12 @@ from dsc.bundle_schema.errors import KernelError
 
 _FOLDER = Path(__file__).resolve().parent
 _NAME = "_dspark_cpu"
-SOURCES = ("dspark_cpu.c", "dspark_matmul.c", "dspark_attention.c", "dspark_fused.c")
+SOURCES = ("dspark_cpu.c", "dspark_matmul.c", "dspark_dense.c", "dspark_attention.c", "dspark_fused.c")
 HEADERS = ("dspark_cpu.h", "dspark_exp.h", "dspark_ort.h")
 # No -march (the code picks AVX2 by function) and no -ffast-math; fused multiply-adds only where the source says so.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
 # onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
-REVISION = 2
+REVISION = 3
 _MACHINES = frozenset({"x86_64", "amd64"})
 
 

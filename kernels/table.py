@@ -9,6 +9,7 @@ from dsc.kernels.contract import KernelContract
 
 CONTRACTS: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul:BLOCK_MATMUL",
+    "DenseMatMul": "dsc.kernels.dense_matmul:DENSE_MATMUL",
     "Experts": "dsc.kernels.experts:EXPERTS",
     "KvCommit": "dsc.kernels.kv_ops:KV_COMMIT",
     "KvRollback": "dsc.kernels.kv_ops:KV_ROLLBACK",

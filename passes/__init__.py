@@ -6,12 +6,13 @@ ALL_PASSES: dict[str, str] = {
     "attach-bodies": "dsc.passes.attach_bodies:AttachBodiesPass",
     "eliminate-common-subexpressions": "dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass",
     "fold-constants": "dsc.passes.fold_constants:FoldConstantsPass",
+    "fuse-dense-matmul": "dsc.passes.fuse_dense_matmul:FuseDenseMatMulPass",
     "fuse-qkv-attention": "dsc.passes.fuse_qkv_attention:FuseQkvAttentionPass",
     "fuse-rms-norm": "dsc.passes.fuse_rms_norm:FuseRmsNormPass",
     "fuse-skip-norm": "dsc.passes.fuse_skip_norm:FuseSkipNormPass",
     "fuse-swiglu": "dsc.passes.fuse_swiglu:FuseSwigluPass",
-    "lower-attention": "dsc.passes.lower_attention:LowerAttentionPass",
     "lengths-as-inputs": "dsc.passes.lengths_as_inputs:LengthsAsInputsPass",
+    "lower-attention": "dsc.passes.lower_attention:LowerAttentionPass",
     "lower-block-matmul": "dsc.passes.lower_block_matmul:LowerBlockMatMulPass",
     "lower-experts": "dsc.passes.lower_experts:LowerExpertsPass",
     "merge-gate-up": "dsc.passes.merge_gate_up:MergeGateUpPass",
@@ -25,5 +26,6 @@ ALL_PASSES: dict[str, str] = {
     "stamp-versions": "dsc.passes.stamp_versions:StampVersionsPass",
     "to-bfloat16": "dsc.passes.to_bfloat16:ToBfloat16Pass",
     "to-float16": "dsc.passes.to_float16:ToFloat16Pass",
+    "weights-by-rows": "dsc.passes.weights_by_rows:WeightsByRowsPass",
 }
 """Every pass by its name, as ``module:Class``; the modules are imported when a pass is asked for."""

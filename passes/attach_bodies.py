@@ -14,6 +14,7 @@ from dsc.passes.graph_edit import DSPARK
 
 BODIES: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul",
+    "DenseMatMul": "dsc.kernels.dense_matmul",
     "Experts": "dsc.kernels.experts",
     "QkvAttention": "dsc.kernels.qkv_attention",
     "SwiGlu": "dsc.kernels.swiglu",

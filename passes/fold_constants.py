@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 from onnxscript.optimizer import fold_constants
 
 from dsc.passes.base import GraphPass, PassResult, Reason
-from dsc.passes.graph_edit import MICROSOFT, import_domain, remove_dead, tensor_dims
-from dsc.passes.matmul_weights import MatMulWeight, is_matrix_transpose, matmul_weights
+from dsc.passes.graph_edit import MICROSOFT, import_domain, remove_dead
+from dsc.passes.matmul_weights import MatMulWeight, is_matrix_transpose, matmul_weights, store_transposed
 
 
 @dataclass(frozen=True)
@@ -74,23 +72,11 @@ def _fold_transposes(model: ir.Model) -> tuple[int, list[Reason]]:
 
 def _store_transposed(weight: MatMulWeight) -> None:
     """Rule 2. All transposes of the weight go at once: it may feed several products."""
-    value, tensor = weight.value, weight.value.const_value
-    if tensor is None:
-        return
-    transposes = [node for node, _ in value.uses()]
+    transposes = [node for node, _ in weight.value.uses()]
     for node in transposes:
-        node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=False)
-    shape = ir.Shape(reversed(tensor_dims(tensor)))
-    value.const_value = ir.LazyTensor(_transposer(tensor), dtype=tensor.dtype, shape=shape, name=value.name)
-    value.shape = shape
+        node.outputs[0].replace_all_uses_with(weight.value, replace_graph_outputs=False)
+    store_transposed(weight.value)
     remove_dead(transposes)
-
-
-def _transposer(tensor: ir.TensorProtocol) -> Callable[[], ir.TensorProtocol]:
-    def transposed() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(tensor.numpy().T), dtype=tensor.dtype, name=tensor.name)
-
-    return transposed
 
 
 def _multiply_by_rows(model: ir.Model, weight: MatMulWeight) -> None:

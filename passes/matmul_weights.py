@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -75,6 +76,31 @@ def matmul_weights(graph: ir.Graph) -> Iterator[MatMulWeight]:
         found = find_matmul_weight(node)
         if found is not None:
             yield found
+
+
+class TransposedTensor(ir.LazyTensor):
+    """A matrix transposed when it is read, so that memory never holds more than one of them.
+
+    Attributes:
+        source: the matrix as it is.
+    """
+
+    def __init__(self, source: ir.TensorProtocol) -> None:
+        def transposed() -> ir.TensorProtocol:
+            return ir.Tensor(np.ascontiguousarray(source.numpy().T), dtype=source.dtype, name=source.name)
+
+        shape = ir.Shape(reversed(tensor_dims(source)))
+        super().__init__(transposed, dtype=source.dtype, shape=shape, name=source.name)
+        self.source = source
+
+
+def store_transposed(value: ir.Value) -> None:
+    """Turn the matrix of an initializer over; twice is what it was. Its users are the caller's to change."""
+    tensor = value.const_value
+    if tensor is None:
+        raise ValueError(f"initializer {value.name!r} lost its content")
+    value.const_value = tensor.source if isinstance(tensor, TransposedTensor) else TransposedTensor(tensor)
+    value.shape = ir.Shape(tensor_dims(value.const_value))
 
 
 def is_matrix_transpose(node: ir.Node) -> bool:

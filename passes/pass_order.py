@@ -55,7 +55,7 @@ def shared_passes(
         *parse_pipeline("fold-constants,fuse-rms-norm,select-logit-rows,eliminate-common-subexpressions"),
         # what its weights are
         *quantisation,
-        *parse_pipeline("merge-qkv,merge-gate-up" if quantised else ""),
+        *parse_pipeline("" if precision in _HALVES else "weights-by-rows,merge-qkv,merge-gate-up"),
         # what no kernel set has kernels of its own for
         *parse_pipeline("lower-experts,fuse-skip-norm,remove-unused"),
     )
@@ -74,7 +74,7 @@ def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions
     lower = f"lower-attention{{{rotary}}},lower-block-matmul" + (",lengths-as-inputs" if kernels == "cuda" else "")
     half = _HALVES.get(precision, "to-float16" if kernels == "cuda" else "")
     return (
-        *parse_pipeline("fuse-qkv-attention,fuse-swiglu" if kernels == "native" else lower),
+        *parse_pipeline("fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul" if kernels == "native" else lower),
         *parse_pipeline(half),
         *parse_pipeline("remove-unused,name-sanity,attach-bodies,stamp-versions"),
     )

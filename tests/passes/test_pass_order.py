@@ -88,6 +88,14 @@ def test_native_graphs_keep_the_projects_operators():
     assert {function.name for function in model.functions.values()} == {"BlockMatMul", "QkvAttention", "SwiGlu"}
 
 
+def test_a_native_float_graph_multiplies_by_the_checkpoints_rows():
+    model = compiled("native", "fp32")
+    names = ops(model)
+    assert names.count("QkvAttention") == names.count("SwiGlu") == N_LAYERS
+    assert names.count("DenseMatMul") == 4 * N_LAYERS + 1
+    assert not {"MatMul", "FusedMatMul", "VerifyAttention", "Split", "RotaryEmbedding"} & set(names)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_the_native_library_computes_what_the_bodies_compute(precision):
     ort, native = both_kernels(precision)
@@ -97,8 +105,9 @@ def test_the_native_library_computes_what_the_bodies_compute(precision):
     assert np.abs(got - body).max() < limit * np.ptp(wanted)
 
 
-def test_native_rows_do_not_depend_on_their_neighbours():
-    _, native = both_kernels("int4")
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_native_rows_do_not_depend_on_their_neighbours(precision):
+    _, native = both_kernels(precision)
     feeds = step_feeds(0, 17)
     together = run(native, feeds, library=library())["logits"]
     for rows in (1, 2, 5, 16):
@@ -117,8 +126,9 @@ def test_both_kernel_sets_have_the_same_large_tensors(precision):
 
 
 def test_projections_are_merged_only_where_that_was_faster():
-    names = {p: [one.name for one in default_pipeline(precision=p)] for p in ("fp32", "int4")}
-    assert "merge-qkv" not in names["fp32"]
+    names = {p: [one.name for one in default_pipeline(precision=p)] for p in ("fp16", "fp32", "int4")}
+    assert "merge-qkv" not in names["fp16"]
+    assert "merge-qkv" in names["fp32"]
     assert names["int4"].index("quantize-embedding") < names["int4"].index("merge-qkv")
     assert ops(compiled(precision="int4")).count("MatMulNBits") == 4 * N_LAYERS + 1
 

@@ -1,0 +1,91 @@
+/* Matrix product with float weights as checkpoints store them, a row of weights for a column of the result.
+ *
+ * Every result is a dot product over k in one order: eight lanes add every eighth product, a fixed tree adds the lanes.
+ * A few rows cost what one does, the time in which memory delivers the weights: they go through the registers once for
+ * all rows of a tile, while those of the next columns are fetched.
+ */
+#include "dspark_cpu.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+enum { LANES = 8, ROWS = 6, COLUMNS = 2, COLUMN_TILE = 32, TILE_FLOATS = 1 << 16 };
+
+static int64_t tile_width(const DenseMatMul *op) {
+  int64_t width = TILE_FLOATS / op->k / COLUMNS * COLUMNS;
+  return width < COLUMNS ? COLUMNS : width > COLUMN_TILE ? COLUMN_TILE : width;
+}
+
+/* Keeps the compiler from loading a value once for every use: loads are what limits the loop. */
+AVX2_INLINE __m256 in_register(__m256 value) {
+  __asm__("" : "+x"(value));
+  return value;
+}
+
+/* Adds the products of eight elements, or of the first `count` ones. */
+AVX2_INLINE void add_products(const float *x, const float *w, int64_t k, int64_t count, int rows, int columns,
+                              __m256 (*sums)[COLUMNS]) {
+  __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  __m256 b[COLUMNS];
+  for (int c = 0; c < columns; c++)
+    b[c] = in_register(count >= LANES ? _mm256_loadu_ps(w + c * k) : _mm256_maskload_ps(w + c * k, mask));
+  for (int r = 0; r < rows; r++) {
+    __m256 a = in_register(count >= LANES ? _mm256_loadu_ps(x + r * k) : _mm256_maskload_ps(x + r * k, mask));
+    for (int c = 0; c < columns; c++) sums[r][c] = _mm256_fmadd_ps(a, b[c], sums[r][c]);
+  }
+}
+
+/* The sums of four vectors' lanes. */
+AVX2_INLINE __m128 add_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
+  __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+}
+
+/* fetch: whether the weights of the next columns are wanted soon and are not in the cache. */
+AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, int rows, int columns, int fetch) {
+  const float *x = op->x + row * op->k, *w = op->weight + n * op->k;
+  __m256 sums[ROWS][COLUMNS];
+  int64_t at = 0, k = op->k;
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < columns; c++) sums[r][c] = _mm256_setzero_ps();
+  for (; at + 2 * LANES <= k; at += 2 * LANES) {
+    for (int c = 0; c < columns && fetch; c++) _mm_prefetch(w + (columns + c) * k + at, _MM_HINT_T0);
+    add_products(x + at, w + at, k, LANES, rows, columns, sums);
+    add_products(x + at + LANES, w + at + LANES, k, LANES, rows, columns, sums);
+  }
+  for (; at < k; at += LANES) add_products(x + at, w + at, k, k - at, rows, columns, sums);
+  for (int r = 0; r < rows; r += 2) {
+    __m256 none = _mm256_setzero_ps(), *low = sums[r], *high = sums[r + 1 < rows ? r + 1 : r];
+    float *y = op->y + (row + r) * op->n + n, four[4];
+    _mm_storeu_ps(four, add_lanes(low[0], columns > 1 ? low[1] : none, high[0], columns > 1 ? high[1] : none));
+    for (int i = 0; i < 2 && r + i < rows; i++) memcpy(y + i * op->n, four + 2 * i, (size_t)columns * sizeof(float));
+  }
+}
+
+/* Up to six rows times the columns first .. last - 1. */
+AVX2_INLINE void multiply_rows(const DenseMatMul *op, int64_t row, int64_t first, int64_t last, int rows) {
+  int64_t n = first;
+  for (; n + COLUMNS <= last && row; n += COLUMNS) multiply_tile(op, row, n, rows, COLUMNS, 0);
+  for (; n + COLUMNS <= last; n += COLUMNS) multiply_tile(op, row, n, rows, COLUMNS, 1);
+  if (n < last) multiply_tile(op, row, n, rows, 1, 0);
+}
+
+/* A tile of columns for all rows, small enough to stay in the second-level cache. */
+AVX2_CODE static void multiply_item(void *argument, size_t tile) {
+  const DenseMatMul *op = argument;
+  int64_t width = tile_width(op), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
+  for (int64_t row = 0; row < op->rows; row += ROWS)
+    switch (op->rows - row) {
+      case 1: multiply_rows(op, row, first, last, 1); break;
+      case 2: multiply_rows(op, row, first, last, 2); break;
+      case 3: multiply_rows(op, row, first, last, 3); break;
+      case 4: multiply_rows(op, row, first, last, 4); break;
+      case 5: multiply_rows(op, row, first, last, 5); break;
+      default: multiply_rows(op, row, first, last, ROWS);
+    }
+}
+
+void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool) {
+  int64_t width = tile_width(op);
+  if (op->rows) pool->run(pool, multiply_item, (size_t)((op->n + width - 1) / width), (void *)op);
+}
