@@ -8,13 +8,13 @@ from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.kv_repairs import KvRepairs
 from dsc.runtime.kv_slots import KvSlots
 
-TRAFFIC = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TRAFFIC = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """A move takes many steps."""
-    monkeypatch.setattr(kv_transfer, "_PIECE_NBYTES", 400)
+    monkeypatch.setattr(kv_transfer, "_PIECE_NBYTES", 8192)
 
 
 class RingMachine(PoolMachine):

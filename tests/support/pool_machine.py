@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from toy_bundle import toy_info
 
 from dsc.bundle_schema.dflash_config import CacheHealth as HealthConfig
@@ -18,14 +18,16 @@ from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.kv_slots import KvSlots
 
 MAX_LENGTH, SLACK, N_SLOTS, WINDOW = 200, 9, 4, 20
-OWNERS = st.sampled_from(["target", "draft"])
+OWNERS = st.sampled_from(["target", "target", "draft"])
+SEQUENCES = st.integers(0, N_SLOTS - 1)
+some_live = precondition(lambda self: self.model)
 
 
 def pool_plan(ring: bool) -> KvPlan:
-    """Two target layers and one draft layer; with `ring` the second target layer keeps a window only."""
-    layers = (KvLayer(n_kv_heads=2, head_dim=3), KvLayer(n_kv_heads=1, head_dim=4, window=WINDOW if ring else None))
+    """Two target layers and one draft layer, of some pages each; with `ring` the second one keeps a window only."""
+    layers = (KvLayer(n_kv_heads=2, head_dim=64), KvLayer(n_kv_heads=1, head_dim=48, window=WINDOW if ring else None))
     target = toy_info(max_length=MAX_LENGTH, kv_layers=layers)
-    draft = toy_info(max_length=MAX_LENGTH, kv_layers=(KvLayer(n_kv_heads=1, head_dim=2),))
+    draft = toy_info(max_length=MAX_LENGTH, kv_layers=(KvLayer(n_kv_heads=1, head_dim=80),))
     plan = plan_kv(target, draft, MAX_LENGTH, SLACK, N_SLOTS)
     if not ring:
         return plan
@@ -61,7 +63,6 @@ class ModelSequence:
 class PoolMachine(RuleBasedStateMachine):
     """Allocate, append, accept, reject, free, resize, repair, in any order and with any budget."""
 
-    sequences = Bundle("sequences")
     ring = False
     secure = False
 
@@ -73,47 +74,59 @@ class PoolMachine(RuleBasedStateMachine):
         self.model: dict[int, ModelSequence] = {}
         self.values = count(1)
 
-    @rule(target=sequences, max_length=st.integers(1, MAX_LENGTH))
-    def allocate(self, max_length: int) -> int:
+    def pick(self, index: int) -> tuple[int, ModelSequence]:
+        """One of the live sequences, by number."""
+        name = sorted(self.model)[index % len(self.model)]
+        return name, self.model[name]
+
+    @rule(max_length=st.integers(1, MAX_LENGTH) | st.just(MAX_LENGTH))
+    def allocate(self, max_length: int) -> None:
         name = self.pool.allocate(max_length)
         assert (name is None) == (len(self.model) == N_SLOTS)
-        if name is None:
-            return 0
-        self.model[name] = ModelSequence(min(max_length, self.pool.max_length))
-        return name
+        if name is not None:
+            self.model[name] = ModelSequence(min(max_length, self.pool.max_length))
 
-    @rule(name=sequences, owner=OWNERS, n_rows=st.integers(1, 150))
-    def append(self, name: int, owner: str, n_rows: int) -> None:
+    @some_live
+    @rule(index=SEQUENCES, owner=OWNERS, n_rows=st.integers(1, 150))
+    def append(self, index: int, owner: str, n_rows: int) -> None:
         """A forward writes rows past the valid ones, up to the slack behind the longest length."""
-        if (model := self.model.get(name)) is None or model.pending[owner]:
-            return
+        name, model = self.pick(index)
         length = len(model.rows[owner])
         n_rows = min(n_rows, SLACK + model.max_length - length)
-        if self.ring:
+        if model.pending[owner]:
+            return
+        if self.ring and length:
             n_rows = min(n_rows, SLACK)
         assert self.pool.append(name, owner, n_rows) == length
         pools = self.pool.arena.pools_of(owner, self.pool.slot(name))
-        for place in range(length, length + n_rows):
-            value = float(next(self.values))
-            for number, pool in enumerate(pools.values()):
-                pool[0, :, place % pool.shape[2]] = value + number / 8
-            model.pending[owner].append(value)
+        values = [float(next(self.values)) for _ in range(n_rows)]
+        for number, pool in enumerate(pools.values()):
+            places = np.arange(length, length + n_rows) % pool.shape[2]
+            pool[0, :, places] = np.array(values, np.float32)[:, None, None] + np.float32(number / 8)
+        model.pending[owner] = values
         model.top[owner] = max(model.top[owner], length + n_rows)
 
-    @rule(name=sequences, owner=OWNERS, share=st.floats(0, 1))
-    def accept(self, name: int, owner: str, share: float) -> None:
-        if (model := self.model.get(name)) is None:
-            return
+    @some_live
+    @rule(index=SEQUENCES, owner=OWNERS, share=st.floats(0, 1))
+    def accept(self, index: int, owner: str, share: float) -> None:
+        name, model = self.pick(index)
         room = model.max_length - len(model.rows[owner])
         kept = min(round(share * len(model.pending[owner])), room)
         self.pool.accept(name, owner, kept)
         model.rows[owner] += model.pending[owner][:kept]
         model.pending[owner] = []
 
-    @rule(name=sequences, owner=OWNERS, share=st.floats(0, 1))
-    def rewind(self, name: int, owner: str, share: float) -> None:
-        if (model := self.model.get(name)) is None:
-            return
+    @rule(index=SEQUENCES, owner=OWNERS, n_rows=st.integers(20, 150))
+    @some_live
+    def grow(self, index: int, owner: str, n_rows: int) -> None:
+        """A whole round."""
+        self.append(index, owner, n_rows)
+        self.accept(index, owner, 1.0)
+
+    @some_live
+    @rule(index=SEQUENCES, owner=OWNERS, share=st.floats(0, 1))
+    def rewind(self, index: int, owner: str, share: float) -> None:
+        name, model = self.pick(index)
         length = round(share * len(model.rows[owner]))
         self.pool.rewind(name, owner, length)
         if self.ring and owner == "target" and len(model.rows[owner]) - length > SLACK:
@@ -122,17 +135,19 @@ class PoolMachine(RuleBasedStateMachine):
         model.pending[owner] = []
         model.top[owner] = 0 if length == 0 else model.top[owner]
 
-    @rule(name=consumes(sequences))
-    def free(self, name: int) -> None:
-        if self.model.pop(name, None) is not None:
-            self.pool.free(name)
+    @some_live
+    @rule(index=SEQUENCES)
+    def free(self, index: int) -> None:
+        name, _ = self.pick(index)
+        self.pool.free(name)
+        del self.model[name]
 
     @rule(max_length=st.integers(1, MAX_LENGTH))
     def resize(self, max_length: int) -> None:
         self.health.repairs.resize(max_length)
         assert self.pool.max_length <= MAX_LENGTH
 
-    @rule(which=st.sampled_from(["defragment", "trim", "continue_resize"]), n_steps=st.integers(0, 12))
+    @rule(which=st.sampled_from(["defragment", "trim", "continue_resize"]), n_steps=st.integers(0, 60))
     def repair(self, which: str, n_steps: int) -> None:
         steps = iter(range(n_steps))
         getattr(self.health.repairs, which)(lambda: next(steps, None) is not None)
