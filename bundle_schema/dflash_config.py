@@ -206,10 +206,14 @@ class CacheHealth(StrictModel):
 
 
 class ContinuationCache(StrictModel):
-    """Continuations of earlier texts by fingerprint, verified against the tokens themselves.
+    """Continuations of earlier texts by fingerprint, verified against the tokens themselves, and KV rows of prefixes.
 
     Attributes:
-        semantic_cut: cosine between final hidden states below which a new fingerprint space starts.
+        semantic_cut: cosine between the directions of the final hidden state before and after a token below which a new
+            fingerprint space starts there; -1 never does.
+        reuse_prefixes: do not read again what the live cache or a saved text holds of a prompt. A request may say so
+            itself.
+        prefix_max_nbytes: of the saved KV rows; 0 saves none.
     """
 
     enabled: bool = True
@@ -217,6 +221,8 @@ class ContinuationCache(StrictModel):
     max_nbytes: Annotated[int, Field(ge=0, le=2**50)] = 2**28
     fingerprint_bits: Annotated[int, Field(ge=1, le=64)] = 64
     semantic_cut: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.2
+    reuse_prefixes: bool = False
+    prefix_max_nbytes: Annotated[int, Field(ge=0, le=2**50)] = 2**28
 
 
 class CostCurve(StrictModel):
