@@ -9,6 +9,7 @@ import numpy as np
 
 from dsc.bundle_schema.errors import KernelError
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
+from dsc.kernels.speculative_verify_penalties import penalised_logits
 from dsc.kernels.speculative_verify_rules import (
     LARGEST_UNIFORM,
     Verdict,
@@ -33,7 +34,8 @@ def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dic
 
     greedy: the argmax of every row, nothing else. deterministic: drafts are point masses. rejection: drafts were
     sampled from q, dense [B, K, V] or, with `q_ids`, its support. block: the same, judged together. Rows past a
-    sequence's length and drafts there are not looked at; the draw is the last column of `uniforms`.
+    sequence's length and drafts there are not looked at; the draw is the last column of `uniforms`. With `penalties`
+    the logits are those of `penalised_logits`, in every mode.
     """
     mode = attributes.get("mode", "rejection")
     verdicts = [_verdict(inputs, mode, b) for b in range(len(inputs["draft_lengths"]))]
@@ -49,6 +51,9 @@ def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dic
 def _verdict(inputs: Mapping[str, Array], mode: str, b: int) -> Verdict:
     length = int(inputs["draft_lengths"][b])
     logits, drafts = inputs["logits"][b, : length + 1], inputs["draft_ids"][b, :length].tolist()
+    if "penalties" in inputs:
+        n_prompt = int(inputs["prompt_lengths"][b])
+        logits = penalised_logits(logits, drafts, inputs["history"][b], n_prompt, inputs["penalties"][b])
     if mode == "greedy":
         return greedy_rule(logits, drafts)
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p")]
@@ -83,7 +88,7 @@ def make_inputs(axes: Axes, seed: int) -> dict[str, Array]:
     """Ragged drafts, sampled from a q that is near the target so that drafts both hold and fail.
 
     With W below V the proposal is sparse. Filters differ from sequence to sequence, and drafts past a length lie
-    outside the vocabulary.
+    outside the vocabulary. With H, sequences have histories and penalties.
     """
     rng = np.random.default_rng(seed)
     b, k, v, w = (axes[name] for name in ("B", "K", "V", "W"))
@@ -97,6 +102,7 @@ def make_inputs(axes: Axes, seed: int) -> dict[str, Array]:
     lengths[0] = k
     drafts = np.where(np.arange(k) < lengths[:, None], np.take_along_axis(ids, at, -1)[..., 0], v + 7)
     sparse = {"q_ids": ids.astype(np.int32)} if w < v else {}
+    histories = _make_histories(rng, b, v, axes["H"]) if "H" in axes else {}
     return {
         "logits": logits,
         "draft_ids": drafts.astype(np.int64),
@@ -108,6 +114,19 @@ def make_inputs(axes: Axes, seed: int) -> dict[str, Array]:
         "min_p": np.resize([0.0, 0.013, 0.0, 0.04, 0.0], b).astype(np.float32),
         "q": q.astype(np.float32),
         **sparse,
+        **histories,
+    }
+
+
+def _make_histories(rng: np.random.Generator, b: int, v: int, h: int) -> dict[str, Array]:
+    """Histories of tokens that occur again and again, padded after their ends."""
+    lengths = rng.integers(h // 2, h + 1, b)
+    history = np.where(np.arange(h) < lengths[:, None], rng.integers(0, max(v // 3, 1), (b, h)), -1)
+    penalties = np.stack([np.resize(values, b) for values in ([1.3, 1.0, 0.8], [0.4, 0.0], [0.25, -0.1, 0.0])], axis=1)
+    return {
+        "history": history.astype(np.int64),
+        "prompt_lengths": rng.integers(0, lengths + 1).astype(np.int32),
+        "penalties": penalties.astype(np.float32),
     }
 
 
@@ -128,6 +147,7 @@ SPECULATIVE_VERIFY = KernelContract(
         "R": "rows of logits, K + 1",
         "V": "vocabulary",
         "W": "columns of q: V, or the tokens of a sparse proposal",
+        "H": "tokens of the longest history",
     },
     inputs=(
         TensorRole("logits", ("B", "R", "V"), "float32"),
@@ -140,6 +160,9 @@ SPECULATIVE_VERIFY = KernelContract(
         TensorRole("min_p", ("B",), "float32", optional=True),
         TensorRole("q", ("B", "K", "W"), "float32", optional=True),
         TensorRole("q_ids", ("B", "K", "W"), "int32", optional=True),
+        TensorRole("history", ("B", "H"), "int64", optional=True),
+        TensorRole("prompt_lengths", ("B",), "int32", optional=True),
+        TensorRole("penalties", ("B", 3), "float32", optional=True),
     ),
     outputs=(
         TensorRole("n_accepted", ("B",), "int32"),
@@ -151,15 +174,18 @@ SPECULATIVE_VERIFY = KernelContract(
     make_inputs=make_inputs,
     nbytes=_nbytes,
     flops=_flops,
-    example={"B": 5, "K": 3, "R": 4, "V": 37, "W": 37},
+    example={"B": 5, "K": 3, "R": 4, "V": 37, "W": 37, "H": 11},
 )
 
 
-def input_names(mode: str, sparse: bool = False) -> tuple[str, ...]:
-    """The inputs that a node of this mode has, in order: greedy none past the drafts, deterministic no q."""
+PENALTY_INPUTS = ("history", "prompt_lengths", "penalties")
+
+
+def input_names(mode: str, sparse: bool = False, penalties: bool = False) -> tuple[str, ...]:
+    """The inputs that a node of this mode has, in order: greedy none of the sampling's, deterministic no q."""
     names = [role.name for role in SPECULATIVE_VERIFY.inputs]
     count = {"greedy": 3, "deterministic": 8}.get(mode, 10 if sparse else 9)
-    return tuple(names[:count])
+    return (*names[:count], *(PENALTY_INPUTS if penalties else ()))
 
 
 def function_for(node: ir.Node) -> ir.Function:
@@ -174,10 +200,13 @@ def function_for(node: ir.Node) -> ir.Function:
     where = f"SpeculativeVerify node {node.name!r}"
     if mode not in MODES:
         raise KernelError(where, f"one of the modes {', '.join(MODES)} is required, got {mode!r}")
-    sparse = mode in ("rejection", "block") and len(node.inputs) > 9 and node.inputs[9] is not None
-    for index, name in enumerate(input_names(mode, sparse)):
-        if len(node.inputs) <= index or node.inputs[index] is None:
-            raise KernelError(where, f"mode {mode} requires the input {name}")
-    function = function_body(mode, sparse)
-    function.overload = f"{mode}_sparse" if sparse else mode
+    roles = [role.name for role in SPECULATIVE_VERIFY.inputs]
+    given = {name for name, value in zip(roles, node.inputs, strict=False) if value is not None}
+    sparse = mode in ("rejection", "block") and "q_ids" in given
+    penalties = bool(given & set(PENALTY_INPUTS))
+    for name in input_names(mode, sparse, penalties):
+        if name not in given:
+            raise KernelError(where, f"mode {mode}{' with penalties' if penalties else ''} requires the input {name}")
+    function = function_body(mode, sparse, penalties)
+    function.overload = "_".join([mode, *(["sparse"] if sparse else []), *(["penalties"] if penalties else [])])
     return function

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsc.kernels.function_text import parse_function
-from dsc.kernels.speculative_verify import input_names
+from dsc.kernels.speculative_verify import SPECULATIVE_VERIFY, input_names
+from dsc.kernels.speculative_verify_penalties import PENALTY_STEPS
 from dsc.kernels.speculative_verify_rules import LARGEST_UNIFORM
 from dsc.kernels.speculative_verify_target import TARGET_STEPS
 
@@ -229,11 +230,16 @@ _DRAW = """
 """
 
 
-def function_body(mode: str, sparse: bool = False) -> ir.Function:
+def function_body(mode: str, sparse: bool = False, penalties: bool = False) -> ir.Function:
     """The operator for one mode, with the proposal's support given when `sparse`."""
-    parts = "\n".join([_DRAFTS, *_parts(mode, sparse), _OUTPUTS])
-    names = ", ".join(input_names(mode, sparse))
-    return parse_function(f"SpeculativeVerify <mode> ({names}) => (n_accepted, next_token, cause) {{\n{parts}\n}}")
+    names = list(input_names(mode, sparse))
+    parts = [_DRAFTS, *_parts(mode, sparse), _OUTPUTS]
+    if penalties:  # they come last, whatever is left out before them
+        names = [role.name for role in SPECULATIVE_VERIFY.inputs]
+        names[0], parts[0] = "given_logits", _DRAFTS.replace("(logits)", "(given_logits)") + PENALTY_STEPS
+    body = "\n".join(parts)
+    signature = f"SpeculativeVerify <mode> ({', '.join(names)}) => (n_accepted, next_token, cause)"
+    return parse_function(f"{signature} {{\n{body}\n}}")
 
 
 def _parts(mode: str, sparse: bool) -> list[str]:

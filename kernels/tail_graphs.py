@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     from dsc.kernels.contract import TensorRole
 
 _IR_VERSION = 10
-_DIMS = {"B": "batch", "K": "drafts", "R": "rows", "V": "vocab", "W": "proposed"}
+_DIMS = {"B": "batch", "K": "drafts", "R": "rows", "V": "vocab", "W": "proposed", "H": "history"}
 
 
-def greedy_tail() -> ir.Model:
+def greedy_tail(penalties: bool = False) -> ir.Model:
     """logits float32 [batch, rows, vocab], draft_ids, draft_lengths -> n_accepted, next_token, cause; no softmax."""
-    return _tail("greedy", sparse=False)
+    return _tail("greedy", sparse=False, penalties=penalties)
 
 
-def sampled_tail(mode: str, sparse: bool = False) -> ir.Model:
+def sampled_tail(mode: str, sparse: bool = False, penalties: bool = False) -> ir.Model:
     """The tail of a sampled mode: the greedy inputs, then uniforms, filters and, but for ``deterministic``, q.
 
     Args:
         mode: ``deterministic``, ``rejection`` or ``block``.
         sparse: q is given on its support `q_ids` only.
+        penalties: last come history, prompt_lengths and penalties; where all penalties are neutral (1, 0, 0), nothing
+            is computed of them.
 
     Raises:
         KernelError: `mode` is not a sampled mode, or a point mass is to be sparse.
@@ -41,21 +43,23 @@ def sampled_tail(mode: str, sparse: bool = False) -> ir.Model:
         raise KernelError("sampled tail", f"one of the modes {', '.join(sampled)} is required, got {mode!r}")
     if sparse and mode == "deterministic":
         raise KernelError("sampled tail", "mode deterministic has no q that could be sparse")
-    return _tail(mode, sparse)
+    return _tail(mode, sparse, penalties)
 
 
-def _tail(mode: str, sparse: bool) -> ir.Model:
+def _tail(mode: str, sparse: bool, penalties: bool) -> ir.Model:
     import onnx_ir as ir
 
-    roles = {role.name: role for role in SPECULATIVE_VERIFY.inputs}
-    inputs = [_value(roles[name], sparse) for name in input_names(mode, sparse)]
+    names = input_names(mode, sparse, penalties)
+    inputs = {role.name: _value(role, sparse) for role in SPECULATIVE_VERIFY.inputs if role.name in names}
+    last = max(index for index, role in enumerate(SPECULATIVE_VERIFY.inputs) if role.name in names)
+    given = [inputs.get(role.name) for role in SPECULATIVE_VERIFY.inputs[: last + 1]]
     outputs = [_value(role, sparse) for role in SPECULATIVE_VERIFY.outputs]
-    node = ir.node(
-        "SpeculativeVerify", inputs, attributes={"mode": mode}, domain=DOMAIN, outputs=outputs, name="verify"
-    )
+    node = ir.node("SpeculativeVerify", given, attributes={"mode": mode}, domain=DOMAIN, outputs=outputs, name="verify")
     body = function_for(node)
     node.overload = body.overload
-    graph = ir.Graph(inputs, outputs, nodes=[node], name=f"verify_{mode}", opset_imports={"": OPSET, DOMAIN: 1})
+    graph = ir.Graph(
+        list(inputs.values()), outputs, nodes=[node], name=f"verify_{mode}", opset_imports={"": OPSET, DOMAIN: 1}
+    )
     return ir.Model(graph, ir_version=_IR_VERSION, producer_name="dsc", functions=[body])
 
 

@@ -51,6 +51,11 @@ class SamplingParams(BaseModel):
         return self.temperature < _COLDEST
 
     @property
+    def truncates(self) -> bool:
+        """Some tokens are left out, whatever the logits."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def edits_logits(self) -> bool:
         """Penalties or biases change the logits before the choice."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
@@ -155,6 +160,8 @@ class LogitsEditor:
             x = row[seen]
             row[seen] = np.where(x > 0, x / params.repetition_penalty, x * params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
-            row[used] -= params.presence_penalty + params.frequency_penalty * counts[used]
+            # In float32 throughout: to the bit what the tail graphs compute.
+            presence, frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
+            row[used] -= presence + frequency * counts[used].astype(np.float32)
         if self._bias_ids.size:
             row[self._bias_ids] += self._bias

@@ -11,8 +11,10 @@ from verdict_law import TOP, plain_distribution
 from verdicts import IMPLEMENTATIONS, by_body, by_reference, settings
 
 from dsc.bundle_schema.errors import KernelError
-from dsc.kernels.speculative_verify import MODES, function_for, input_names, make_inputs
+from dsc.kernels.speculative_verify import MODES, PENALTY_INPUTS, function_for, input_names, make_inputs
+from dsc.kernels.speculative_verify_penalties import penalised_logits
 from dsc.kernels.speculative_verify_rules import draw, target_distribution
+from dsc.runtime.sampling import LogitsEditor, SamplingParams
 
 SHAPES = [
     {"B": 5, "K": 3, "V": 37},
@@ -47,6 +49,34 @@ def test_body_equals_the_reference(shape, mode, sparse):
             held = np.random.default_rng(seed).random(best.shape) < 0.8
             inputs["draft_ids"] = np.where(held, best, inputs["draft_ids"])
         assert_equal(inputs, mode)
+
+
+@pytest.mark.parametrize(("mode", "sparse"), FORMS)
+@pytest.mark.parametrize("history", [0, 1, 40])
+def test_penalties_equal_the_reference(history, mode, sparse):
+    for shape in SHAPES[:5]:
+        width = max(1, shape["V"] // 3) if sparse else shape["V"]
+        for seed in range(2):
+            assert_equal(make_inputs({**shape, "R": shape["K"] + 1, "W": width, "H": history}, seed), mode)
+
+
+@given(st.data())
+def test_penalised_rows_are_those_of_plain_decoding(data):
+    """One row at a time, each with its own history, as the runtime edits them: equal to the bit."""
+    vocab, n_prompt = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 6))
+    ids = st.integers(0, vocab - 1)
+    history = data.draw(st.lists(ids, min_size=n_prompt, max_size=20))
+    drafts = data.draw(st.lists(ids, max_size=4))
+    repetition = data.draw(st.sampled_from([1.0, 1.2, 0.7]))
+    presence, frequency = data.draw(st.sampled_from([(0.0, 0.0), (0.3, 0.0), (-0.2, 0.15), (0.7, 1.9)]))
+    logits = np.random.default_rng(len(history)).standard_normal((len(drafts) + 1, vocab)).astype(np.float32)
+    penalties = np.array([repetition, presence, frequency], np.float32)
+    found = penalised_logits(logits, drafts, np.array([*history, -1, -1]), n_prompt, penalties)
+    params = SamplingParams(repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency)
+    for i, row in enumerate(logits):
+        alone = row[None].copy()
+        LogitsEditor(params, vocab, n_prompt)(alone, history + drafts[:i], [])
+        np.testing.assert_array_equal(found[i], alone[0])
 
 
 def block_of(logits, drafts, uniforms, **filters):
@@ -249,3 +279,8 @@ def test_the_body_fits_the_node():
         function_for(node("rejection", 8))
     with pytest.raises(KernelError, match="requires the input uniforms"):
         function_for(node("deterministic", 3))
+    values += [ir.Value(name=name) for name in PENALTY_INPUTS]
+    assert function_for(node("greedy", 13)).overload == "greedy_penalties"
+    assert function_for(node("block", 13)).overload == "block_sparse_penalties"
+    with pytest.raises(KernelError, match="greedy with penalties requires the input penalties"):
+        function_for(node("greedy", 12))

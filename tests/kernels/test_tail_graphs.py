@@ -11,7 +11,7 @@ from dsc.bundle_schema.errors import KernelError
 from dsc.kernels.speculative_verify import SPECULATIVE_VERIFY, input_names
 from dsc.kernels.tail_graphs import greedy_tail, sampled_tail
 
-TAILS = [
+FORMS = [
     ("greedy", False),
     ("deterministic", False),
     ("rejection", False),
@@ -19,25 +19,26 @@ TAILS = [
     ("block", False),
     ("block", True),
 ]
+TAILS = [(*form, penalties) for form in FORMS for penalties in (False, True)]
 
 
-def tail(mode: str, sparse: bool) -> ir.Model:
-    return greedy_tail() if mode == "greedy" else sampled_tail(mode, sparse)
+def tail(mode: str, sparse: bool, penalties: bool) -> ir.Model:
+    return greedy_tail(penalties) if mode == "greedy" else sampled_tail(mode, sparse, penalties)
 
 
-@pytest.mark.parametrize(("mode", "sparse"), TAILS)
-def test_bare_onnxruntime_runs_every_window_with_one_session(mode, sparse):
-    proto = ir.to_proto(tail(mode, sparse))
+@pytest.mark.parametrize(("mode", "sparse", "penalties"), TAILS)
+def test_bare_onnxruntime_runs_every_window_with_one_session(mode, sparse, penalties):
+    proto = ir.to_proto(tail(mode, sparse, penalties))
     onnx.checker.check_model(proto)
     assert proto.ir_version == 10
     assert {entry.domain: entry.version for entry in proto.opset_import} == {"": 23, "ai.dspark": 1}
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert tuple(value.name for value in session.get_inputs()) == input_names(mode, sparse)
+    assert tuple(value.name for value in session.get_inputs()) == input_names(mode, sparse, penalties)
     for b, k in ((1, 0), (1, 4), (3, 2)):
-        axes = {"B": b, "K": k, "R": k + 1, "V": 33, "W": 9 if sparse else 33}
+        axes = {"B": b, "K": k, "R": k + 1, "V": 33, "W": 9 if sparse else 33} | ({"H": 7 * k} if penalties else {})
         inputs = SPECULATIVE_VERIFY.make_inputs(axes, seed=b + k)
         wanted = SPECULATIVE_VERIFY.reference(inputs, {"mode": mode})
-        found = session.run(list(wanted), {name: inputs[name] for name in input_names(mode, sparse)})
+        found = session.run(list(wanted), {name: inputs[name] for name in input_names(mode, sparse, penalties)})
         for (name, array), value in zip(wanted.items(), found, strict=True):
             SPECULATIVE_VERIFY.assert_agrees(name, value, array)
 

@@ -16,9 +16,9 @@ Array = Any
 
 
 @cache
-def session(mode: str, sparse: bool) -> ort.InferenceSession:
+def session(mode: str, sparse: bool, penalties: bool) -> ort.InferenceSession:
     """The tail of a mode."""
-    model = greedy_tail() if mode == "greedy" else sampled_tail(mode, sparse)
+    model = greedy_tail(penalties) if mode == "greedy" else sampled_tail(mode, sparse, penalties)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     data = ir.to_proto(model).SerializeToString()
@@ -29,9 +29,10 @@ def by_body(inputs: dict[str, Array], mode: str) -> dict[str, Array]:
     """The outputs by name, through onnxruntime."""
     sparse = "q_ids" in inputs and mode in ("rejection", "block")
     roles = {role.name: role for role in SPECULATIVE_VERIFY.inputs}
-    given = {name: inputs[name].astype(roles[name].kind, copy=False) for name in input_names(mode, sparse)}
+    form = (mode, sparse, "penalties" in inputs)
+    given = {name: inputs[name].astype(roles[name].kind, copy=False) for name in input_names(*form)}
     outputs = [role.name for role in SPECULATIVE_VERIFY.outputs]
-    return dict(zip(outputs, session(mode, sparse).run(outputs, given), strict=True))
+    return dict(zip(outputs, session(*form).run(outputs, given), strict=True))
 
 
 def by_reference(inputs: dict[str, Array], mode: str) -> dict[str, Array]:
