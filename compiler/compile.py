@@ -220,7 +220,7 @@ def verify_graphs() -> tuple[GraphPart, ...]:
 
     return (
         GraphPart("verify/greedy.onnx", "verify_greedy", greedy_tail(), "fp32"),
-        GraphPart("verify/sampled.onnx", "verify_sampled", sampled_tail("deterministic"), "fp32"),
+        GraphPart("verify/sampled.onnx", "verify_sampled", sampled_tail("deterministic", penalties=True), "fp32"),
     )
 
 
