@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsc.runtime.kv_arena import KvZone
-from dsc.runtime.session import ForwardSession
+
+
+class Forward(Protocol):
+    """Runs rows of tokens through a graph whose KV rows are written in place.
+
+    Attributes:
+        chunk: most rows of one call.
+    """
+
+    chunk: int
+
+    def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> Any:
+        """Logits [n_logits, V] of the last of `tokens`: an array, or on a device what its verifiers take."""
 
 
 class CachedModel:
@@ -20,10 +33,10 @@ class CachedModel:
         max_length: most tokens that this model may read.
     """
 
-    def __init__(self, session: ForwardSession, zone: KvZone, max_length: int) -> None:
+    def __init__(self, session: Forward, zone: KvZone, max_length: int) -> None:
         self.max_length = max_length
         self.zone = zone
-        self._session = session
+        self.session = session
 
     @property
     def length(self) -> int:
@@ -36,23 +49,24 @@ class CachedModel:
 
     def read_whole_chunks(self, new: Sequence[int]) -> Sequence[int]:
         """Read whole chunks of `new`, which follow what is in the cache; the rest, at least one, fits one forward."""
-        whole = (len(new) - 1) // self._session.chunk * self._session.chunk
+        whole = (len(new) - 1) // self.session.chunk * self.session.chunk
         self.read(new[:whole])
         return new[whole:]
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read `tokens` after what is in the cache, logits not wanted."""
-        chunk = self._session.chunk
+        chunk = self.session.chunk
         for start in range(0, len(tokens), chunk):
             piece = tokens[start : start + chunk]
-            self._session.forward(piece, self.length, 1)
+            self.session.forward(piece, self.length, 1)
             self.zone.commit(len(piece), len(piece))
 
     def forward(self, rows: Sequence[int], n_logits: int) -> NDArray[np.float32]:
         """Logits [n_logits, V] of the last of `rows`, which follow what is in the cache; nothing is
-        committed.
+        committed. Those of a session on a device are a handle, see `Forward`.
         """
-        return self._session.forward(rows, self.length, n_logits)
+        logits: NDArray[np.float32] = self.session.forward(rows, self.length, n_logits)
+        return logits
 
     def commit(self, written: int, kept: int) -> None:
         """Keep the first `kept` of the rows that the last forward wrote."""

@@ -1,14 +1,14 @@
-"""Launching compiled kernels through the CUDA driver library alone: no Triton, torch or CUDA toolkit.
+"""Memory, streams and compiled kernels through the CUDA driver library alone: no Triton, torch or CUDA toolkit.
 
-Kernels run in the device's primary context, which is the one that onnxruntime's CUDA provider uses, so its device
-pointers and streams can be passed as they are.
+Everything lives in the device's primary context, which is the one that onnxruntime's CUDA provider uses, so device
+pointers and streams can be passed either way as they are.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_float, c_int, c_int32, c_int64, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from dsc.bundle_schema.errors import HostError, KernelError
@@ -28,6 +28,15 @@ _SIGNATURES = {
     "cuDevicePrimaryCtxRetain": [c_void_p, c_int],
     "cuDevicePrimaryCtxRelease_v2": [c_int],
     "cuCtxSetCurrent": [c_void_p],
+    "cuStreamCreate": [c_void_p, c_uint],
+    "cuStreamDestroy_v2": [c_void_p],
+    "cuStreamSynchronize": [c_void_p],
+    "cuMemAlloc_v2": [c_void_p, c_size_t],
+    "cuMemFree_v2": [c_uint64],
+    "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
+    "cuMemsetD2D8Async": [c_uint64, c_size_t, c_ubyte, c_size_t, c_size_t, c_void_p],
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
+    "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
     "cuModuleLoadData": [c_void_p, c_char_p],
     "cuModuleUnload": [c_void_p],
     "cuModuleGetFunction": [c_void_p, c_void_p, c_char_p],
@@ -50,13 +59,14 @@ class CudaDriver:
 
     def __init__(self, ordinal: int = 0, library: str = "libcuda.so.1") -> None:
         self._library = library
+        self.ordinal = ordinal
         self._cuda = self._open(library)
-        self._call("cuInit", 0)
+        self.call("cuInit", 0)
         self._handle = c_int()
-        self._call("cuDeviceGet", byref(self._handle), ordinal)
+        self.call("cuDeviceGet", byref(self._handle), ordinal)
         self.device = self._describe()
         self._context = c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", byref(self._context), self._handle)
+        self.call("cuDevicePrimaryCtxRetain", byref(self._context), self._handle)
         self._modules: dict[str, c_void_p] = {}
         self.make_current()
 
@@ -72,7 +82,7 @@ class CudaDriver:
             raise HostError(library, f"is not a usable CUDA driver library: {error}", "update the driver") from error
         return cuda
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Call a driver function.
 
         Raises:
@@ -86,13 +96,13 @@ class CudaDriver:
 
     def _attribute(self, number: int) -> int:
         value = c_int()
-        self._call("cuDeviceGetAttribute", byref(value), number, self._handle)
+        self.call("cuDeviceGetAttribute", byref(value), number, self._handle)
         return value.value
 
     def _describe(self) -> CudaDevice:
         version, name = c_int(), ctypes.create_string_buffer(256)
-        self._call("cuDriverGetVersion", byref(version))
-        self._call("cuDeviceGetName", name, len(name), self._handle)
+        self.call("cuDriverGetVersion", byref(version))
+        self.call("cuDeviceGetName", name, len(name), self._handle)
         return CudaDevice(
             name=name.value.decode(errors="replace"),
             capability=(self._attribute(_MAJOR), self._attribute(_MINOR)),
@@ -103,7 +113,7 @@ class CudaDriver:
 
     def make_current(self) -> None:
         """Make the primary context current in the calling thread; each launching thread does it once."""
-        self._call("cuCtxSetCurrent", self._context)
+        self.call("cuCtxSetCurrent", self._context)
 
     def prepare(self, record: LaunchRecord, code: bytes) -> PreparedLaunch:
         """Load a kernel (once per image) and set up its argument block.
@@ -115,22 +125,26 @@ class CudaDriver:
         module = self._modules.get(record.sha256)
         if module is None:
             module = c_void_p()
-            self._call("cuModuleLoadData", byref(module), code)
+            self.call("cuModuleLoadData", byref(module), code)
             self._modules[record.sha256] = module
         function = c_void_p()
-        self._call("cuModuleGetFunction", byref(function), module, record.entry.encode())
+        self.call("cuModuleGetFunction", byref(function), module, record.entry.encode())
         if record.shared > _STATIC_SHARED_LIMIT:
-            self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, record.shared)
+            self.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, record.shared)
         return PreparedLaunch(self._cuda.cuLaunchKernel, function, record)
 
     def close(self) -> None:
         """Unload every kernel and give the context back."""
         for module in self._modules.values():
-            self._call("cuModuleUnload", module)
+            self.call("cuModuleUnload", module)
         self._modules.clear()
         if self._context:
-            self._call("cuDevicePrimaryCtxRelease_v2", self._handle)
+            self.call("cuDevicePrimaryCtxRelease_v2", self._handle)
             self._context = c_void_p()
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self.close()
 
     def __enter__(self) -> CudaDriver:
         return self

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,8 @@ class Verdict:
 class Verifier(Protocol):
     """Judges drafts by the target's logits so that the output has the target's own distribution."""
 
-    def verify(self, logits: NDArray[np.float32], drafts: Sequence[int], draws: NDArray[np.float64]) -> Verdict:
-        """`logits` [K + 1, V] of the rows, `drafts` of K tokens, `draws` [K + 1] uniform."""
+    def verify(self, logits: Any, drafts: Sequence[int], draws: NDArray[np.float64]) -> Verdict:
+        """`logits` [K + 1, V] as the target's forward gave them, `drafts` of K tokens, `draws` [K + 1] uniform."""
 
 
 class LogitsHook(Protocol):

@@ -101,10 +101,14 @@ class VerifyTail:
     truncated: bool = False
     width: int = 0
 
+    def parts(self, multiprocessors: int) -> int:
+        """Into how many parts each row of logits is cut for its statistics."""
+        return 1 if self.truncated else verify_parts(self.batch * (self.steps + 1), self.vocab, multiprocessors)
+
     def scratch_nbytes(self, multiprocessors: int) -> dict[str, int]:
         """Bytes of the scratch buffers by argument name."""
         rows = self.batch * (self.steps + 1)
-        parts = 1 if self.truncated else verify_parts(rows, self.vocab, multiprocessors)
+        parts = self.parts(multiprocessors)
         return {"best_ptr": 4 * rows * parts, "token_ptr": 4 * rows * parts, "sum_ptr": 4 * rows * parts} | {
             "cut_ptr": 4 * rows
         }
@@ -124,8 +128,7 @@ def bind_verify(kernels: DeviceKernels, tail: VerifyTail, addresses: Mapping[str
     if tail.mode not in _MODES:
         raise KernelError("verify", f"mode must be one of {', '.join(_MODES)}, got {tail.mode!r}")
     rows = tail.steps + 1
-    multiprocessors = kernels.driver.device.multiprocessors
-    parts = 1 if tail.truncated else verify_parts(tail.batch * rows, tail.vocab, multiprocessors)
+    parts = tail.parts(kernels.driver.device.multiprocessors)
     sampled = tail.mode == "sampled"
     unused = dict.fromkeys(("q_ptr", "q_ids_ptr", "cut_ptr", "sum_ptr", "token_ptr", "temperature_ptr"), 0)
     numbers = {"vocab": tail.vocab, "rows": rows, "steps": tail.steps, "parts": parts, "width": tail.width}

@@ -22,7 +22,10 @@ from dsc.runtime import arguments
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.conversation import Conversation
 from dsc.runtime.decode import Decoding, LogitsHook
+from dsc.runtime.device_arena import DeviceArena
+from dsc.runtime.device_verify import DeviceTail
 from dsc.runtime.host import SessionSettings
+from dsc.runtime.judge import judge_for
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.request import (
     Chunk,
@@ -41,7 +44,6 @@ from dsc.runtime.stats import GenerationStats
 from dsc.runtime.stream import GenerationStream
 from dsc.runtime.text import TextCodec
 from dsc.runtime.trace import TraceTarget, TraceWriter
-from dsc.runtime.verify import verifier_for
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ class LoadedBundle:
     manifest: Manifest
     config: DflashConfig
     certificate: Certificate
-    arena: KvArena
+    arena: KvArena | DeviceArena
     settings: SessionSettings
     target: CachedModel
+    tail: DeviceTail | None
     draft: CachedModel | None
     draft_failure: str
     codec: TextCodec | None
@@ -296,9 +299,11 @@ class SpeculativeModel:
             trace.request(stats, tokens, request.max_tokens, request.stop_ids)
         return Decoding(
             tokens=tokens,
-            target=self.bundle.target,
+            target=judge.target,
             max_tokens=request.max_tokens,
-            verifier=verifier_for(sampling),
+        judge = judge_for(self.bundle, sampling, hooks)
+        stats.kernels, stats.kernels_reason = judge.kernels, judge.reason
+            verifier=judge.verifier,
             draws=UniformDraws(seed),
             stats=stats,
             stop_ids=request.stop_ids,
@@ -314,8 +319,6 @@ class SpeculativeModel:
     def _describe(self, stats: GenerationStats, request: Request, seed: int | None) -> None:
         bundle = self.bundle
         stats.provider = bundle.settings.provider
-        stats.kernels = bundle.settings.kernels
-        stats.kernels_reason = bundle.settings.native.reason
         stats.certificate = bundle.certificate.verdict
         if bundle.certificate.kernels != bundle.settings.kernels:
             stats.certificate += f" (measured with {bundle.certificate.kernels} kernels)"

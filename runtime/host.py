@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -41,12 +42,16 @@ class SessionSettings:
         threads: intra-op threads of a forward session.
         weights_folder: the real directory of the bundle file, which holds the graphs' external weights.
         native: the project's own CPU kernels, or why they are not used.
+        device: name of the device; empty for the CPU.
+        provider_options: of onnxruntime.
     """
 
     provider: str
     threads: int
     weights_folder: str
     native: NativeLibrary
+    device: str = ""
+    provider_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def library(self) -> str | None:
@@ -92,6 +97,21 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
 
 
+def require_provider(provider: str) -> str:
+    """onnxruntime's name of a provider.
+
+    Raises:
+        RequestError: there is none of this name.
+        HostError: the installed onnxruntime was built without it.
+    """
+    name = _PROVIDERS.get(provider) if isinstance(provider, str) else None
+    if name is None:
+        raise RequestError("provider", f"one of {', '.join(_PROVIDERS)} is required, got {provider!r}")
+    if name not in ort.get_available_providers():
+        raise HostError("provider", f"{name} is required, this onnxruntime has none", _hint(provider))
+    return name
+
+
 def create_session(graph: bytes, settings: SessionSettings, where: str, threads: int) -> ort.InferenceSession:
     """A session over serialised graph bytes on exactly the provider asked for.
 
@@ -99,14 +119,13 @@ def create_session(graph: bytes, settings: SessionSettings, where: str, threads:
         RequestError: an unknown provider name.
         HostError: the provider cannot be started here, or onnxruntime refuses the graph.
     """
-    name = _PROVIDERS.get(settings.provider) if isinstance(settings.provider, str) else None
-    if name is None:
-        raise RequestError("provider", f"one of {', '.join(_PROVIDERS)} is required, got {settings.provider!r}")
-    if name not in ort.get_available_providers():
-        raise HostError("provider", f"{name} is required, this onnxruntime has none", _hint(settings.provider))
+    name = require_provider(settings.provider)
+    provider_options = [dict(settings.provider_options)]
     try:
         # Its own fall-back would print to stdout and try the same provider again.
-        session = ort.InferenceSession(graph, _options(settings, threads), providers=[name], enable_fallback=0)
+        session = ort.InferenceSession(
+            graph, _options(settings, threads), providers=[name], provider_options=provider_options, enable_fallback=0
+        )
     except ORT_ERRORS as error:
         raise HostError(where, f"onnxruntime {ort.__version__} refused the graph: {error}") from error
     # onnxruntime falls back to the CPU without an error when a provider's libraries are missing.
@@ -125,6 +144,8 @@ def _options(settings: SessionSettings, threads: int) -> ort.SessionOptions:
     # spun on while another session works would take its CPU away.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if settings.provider == "cuda":  # where nodes run is asked for after
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if settings.library is not None:
         options.register_custom_ops_library(settings.library)
     return options

@@ -11,7 +11,7 @@ from toy_bundle import toy_info, write_bundle
 
 from dsc.bundle_schema.model_info import KvLayer
 from dsc.runtime import load
-from dsc.runtime.load import PREFILL_CHUNK
+from dsc.runtime.placer import PREFILL_CHUNK
 from dsc.runtime.proposers import NgramProposer, Proposer
 
 VOCAB = 24

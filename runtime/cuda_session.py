@@ -1,0 +1,218 @@
+"""One forward graph on a CUDA device, queued without waiting: what goes in is one copy, what comes out stays there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from dsc.bundle_schema.errors import BundleError, GenerationError
+from dsc.bundle_schema.tensors import DType
+from dsc.runtime.cuda_stream import CudaStream
+from dsc.runtime.device_arena import DevicePool
+from dsc.runtime.host import ORT_ERRORS
+
+_ONNX_TYPES = {
+    DType.FLOAT32: 1,
+    DType.UINT8: 2,
+    DType.INT8: 3,
+    DType.INT32: 6,
+    DType.INT64: 7,
+    DType.FLOAT16: 10,
+    DType.BFLOAT16: 16,
+}
+_WORD = 8
+_ALIGN = 32  # words: what the device's allocator itself promises
+
+
+@dataclass(frozen=True)
+class DeviceLogits:
+    """Logits [n, V] in float32 on the device, and the tokens that the graph read; the next forward overwrites both.
+
+    Attributes:
+        address: of the first row.
+        ids_address: of the graph's input tokens, int64; the last `n` rows are what the logits follow.
+        n_tokens: how many tokens the graph read.
+    """
+
+    stream: CudaStream
+    address: int
+    n: int
+    vocab_size: int
+    ids_address: int
+    n_tokens: int
+
+    def drafts_address(self) -> int:
+        """Of the n - 1 tokens that the rows after the first one read: the drafts of a block."""
+        return self.ids_address + _WORD * (self.n_tokens - self.n + 1)
+
+    def host(self) -> NDArray[np.float32]:
+        """All rows [n, V], copied; waits."""
+        rows = np.empty((self.n, self.vocab_size), np.float32)
+        self.stream.download(rows, self.address)
+        return rows
+
+    def __getitem__(self, row: int) -> NDArray[np.float32]:
+        """One row [V], copied; waits."""
+        copied = np.empty(self.vocab_size, np.float32)
+        self.stream.download(copied, self.address + 4 * row * self.vocab_size)
+        return copied
+
+
+class CudaForward:
+    """Runs rows of tokens through a forward graph whose KV rows are written in place on the device.
+
+    Inputs of one call lie side by side in one block, which is uploaded in one copy; `total_length`, which the attention
+    operator reads on the host, stays there. A call returns before the device has begun.
+
+    Args:
+        session: the graph's session on the CUDA provider, with `stream` as its stream.
+        pools: graph input name -> this model's part of the arena.
+        vocab_size: width of a logits row.
+        max_rows: most rows that one call returns logits for.
+        chunk: most rows of one call.
+        where: the graph's name in errors.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        pools: Mapping[str, DevicePool],
+        vocab_size: int,
+        max_rows: int,
+        chunk: int,
+        where: str,
+        stream: CudaStream,
+    ) -> None:
+        self.where = where
+        self.chunk = max(chunk, max_rows)
+        self.vocab_size = vocab_size
+        self.max_rows = max_rows
+        self.stream = stream
+        self._session = session
+        self._pools = pools
+        self._block = _InputBlock(stream, self.chunk, max_rows)
+        self._logits = stream.allocate(4 * max_rows * vocab_size)
+        self._total = np.zeros((), np.int32)
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._declared = [value.name for value in session.get_inputs()]
+        self._outputs = [value.name for value in session.get_outputs()]
+        unknown = [name for name in self._declared if name not in (*_InputBlock.NAMES, "total_length", *pools)]
+        if unknown:
+            raise BundleError(where, f"graph input {unknown[0]!r} is neither a known input nor a planned pool")
+        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
+
+    def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> DeviceLogits:
+        """Queue `tokens` at positions past, past + 1, ... and return where the last `n_logits` rows' logits will be.
+
+        Args:
+            tokens: the new rows.
+            past: valid KV rows before the call.
+            n_logits: 1 .. max_rows.
+
+        Raises:
+            GenerationError: too many rows, or onnxruntime cannot queue them.
+        """
+        n = len(tokens)
+        if not 1 <= n_logits <= min(n, self.max_rows) or n > self.chunk:
+            raise GenerationError(
+                self.where, f"at most {self.chunk} rows and {self.max_rows} logits, got {n} and {n_logits}"
+            )
+        self.stream.driver.make_current()
+        self._block.upload(tokens, past, n_logits)
+        self._total[()] = past + n
+        try:
+            self._session.run_with_iobinding(self._binding(n, n_logits), self._options)
+        except ORT_ERRORS as error:
+            what = f"onnxruntime {ort.__version__} failed on {n} rows after {past}: {error}"
+            raise GenerationError(self.where, what, "`dsc check` says whether the bundle is damaged") from error
+        ids = self._block.address("input_ids", n)
+        return DeviceLogits(self.stream, self._logits, n_logits, self.vocab_size, ids, n)
+
+    def _binding(self, n: int, n_logits: int) -> ort.IOBinding:
+        binding = self._bindings.get((n, n_logits))
+        if binding is None:
+            binding = self._bind(n, n_logits)
+            if n <= self.max_rows:  # prompts come in any length: keeping their bindings would grow without bound
+                self._bindings[n, n_logits] = binding
+        return binding
+
+    def _bind(self, n: int, n_logits: int) -> ort.IOBinding:
+        shapes = {
+            "input_ids": (1, n),
+            "position_ids": (1, n),
+            "logit_rows": (n_logits,),
+            "past_lengths": (1,),
+            "last_rows": (1,),
+        }
+        device = self.stream.driver.ordinal
+        binding = self._session.io_binding()
+        for name in self._declared:
+            if name == "total_length":
+                binding.bind_input(name, "cpu", 0, np.int32, (), self._total.ctypes.data)
+                continue
+            pool = self._pools.get(name)
+            kind = _ONNX_TYPES[pool.dtype if pool else _InputBlock.NAMES[name]]
+            address = pool.address if pool else self._block.address(name, n)
+            binding.bind_input(name, "cuda", device, kind, pool.shape if pool else shapes[name], address)
+        for name in self._outputs:
+            pool = self._pools.get(name.replace("_out.", "."))
+            if name == "logits":
+                shape = (1, n_logits, self.vocab_size)
+                binding.bind_output(name, "cuda", device, np.float32, shape, self._logits)
+            elif pool is not None:
+                binding.bind_output(name, "cuda", device, _ONNX_TYPES[pool.dtype], pool.shape, pool.address)
+        return binding
+
+
+class _InputBlock:
+    """The graph inputs of a call, side by side on the host and in the same places on the device.
+
+    Lengths and logit rows come first, in room for the most rows; then the tokens, and right behind as many as there are
+    their positions, so that a call of few rows is a short copy.
+    """
+
+    NAMES: ClassVar[dict[str, DType]] = {
+        "past_lengths": DType.INT32,
+        "last_rows": DType.INT32,
+        "logit_rows": DType.INT64,
+        "input_ids": DType.INT64,
+        "position_ids": DType.INT64,
+    }
+
+    def __init__(self, stream: CudaStream, chunk: int, max_rows: int) -> None:
+        self._stream = stream
+        self._ids = 2 * _ALIGN + _aligned(max_rows)
+        self._host = np.zeros(self._ids + 2 * _aligned(chunk), np.int64)
+        self._device = stream.allocate(self._host.nbytes)
+
+    def upload(self, tokens: Sequence[int], past: int, n_logits: int) -> None:
+        """Queue the copy of a call's inputs."""
+        n = len(tokens)
+        host, positions = self._host, self._ids + _aligned(n)
+        host[0] = past  # little-endian: the first half of the word is the int32
+        host[_ALIGN] = past + n - 1
+        host[2 * _ALIGN : 2 * _ALIGN + n_logits] = np.arange(n - n_logits, n)
+        host[self._ids : self._ids + n] = tokens
+        host[positions : positions + n] = np.arange(past, past + n)
+        self._stream.upload(self._device, host[: positions + n])
+
+    def address(self, name: str, n: int) -> int:
+        """Where an input of a call of `n` rows lies on the device."""
+        words: dict[str, Any] = {
+            "past_lengths": 0,
+            "last_rows": _ALIGN,
+            "logit_rows": 2 * _ALIGN,
+            "input_ids": self._ids,
+            "position_ids": self._ids + _aligned(n),
+        }
+        return self._device + _WORD * int(words[name])
+
+
+def _aligned(words: int) -> int:
+    return -(-words // _ALIGN) * _ALIGN

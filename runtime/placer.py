@@ -1,0 +1,90 @@
+"""Models from a bundle's graphs: the graph that suits a backend, a session over it, and its zone of the arena."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dsc.bundle_schema.container import OpenBundle, relocate_graph
+from dsc.bundle_schema.dflash_config import MAX_WINDOW
+from dsc.bundle_schema.errors import BundleError, DscError
+from dsc.bundle_schema.kv_plan import Owner
+from dsc.bundle_schema.manifest import GraphEntry, ModelEntry
+from dsc.runtime.cached_model import CachedModel
+from dsc.runtime.device_arena import DeviceArena
+from dsc.runtime.device_verify import DeviceTail
+from dsc.runtime.host import SessionSettings, create_session
+from dsc.runtime.kv_arena import KvArena, KvZone
+from dsc.runtime.session import ForwardSession
+
+PREFILL_CHUNK = 512
+MAX_ROWS = MAX_WINDOW + 1
+"""Most rows of a call whose logits are wanted: the last token and the drafts."""
+
+
+class Placer:
+    """Makes sessions from the bundle's graphs for the CPU and binds them to their zones of the arena.
+
+    Attributes:
+        settings: of every session.
+        arena: of all models.
+        tail: judges blocks where the logits are; None on the CPU.
+    """
+
+    tail: DeviceTail | None = None
+
+    def __init__(
+        self, bundle: OpenBundle, settings: SessionSettings, arena: KvArena | DeviceArena, max_length: int
+    ) -> None:
+        self.settings = settings
+        self.arena = arena
+        self._bundle = bundle
+        self._max_length = max_length
+
+    def place(self, owner: Owner, entry: ModelEntry) -> CachedModel:
+        """A model with an empty cache.
+
+        Raises:
+            BundleError: there is no forward graph for the backend, or it is not what it should be.
+            HostError: onnxruntime refuses it.
+        """
+        roles = ("forward_native", "forward") if self.settings.library else ("forward",)
+        graph = forward_graph(self._bundle, self.settings.provider, owner, entry, *roles)
+        max_length = min(self._max_length, entry.info.max_length)
+        zone: KvZone = self.arena.zone(owner, max_length)
+        session = self.session(graph)
+        forward = ForwardSession(session, zone, entry.info.vocab_size, MAX_ROWS, PREFILL_CHUNK, graph.member)
+        return CachedModel(forward, zone, max_length)
+
+    def place_draft(self, strict: bool) -> tuple[CachedModel | None, str]:
+        """The draft model if the bundle has one, or why it could not be loaded."""
+        entry = self._bundle.manifest.draft.model
+        if entry is None:
+            return None, ""
+        try:
+            return self.place("draft", entry), ""
+        except DscError as error:
+            if strict:
+                raise
+            return None, str(error)
+
+    def session(self, entry: GraphEntry) -> Any:
+        """An onnxruntime session over a graph, whose weights lie in the bundle file by its present name."""
+        name = os.path.basename(os.path.realpath(self._bundle.path))
+        graph = relocate_graph(self._bundle.read(entry.member), name, entry.member)
+        return create_session(graph, self.settings, entry.member, self.settings.threads)
+
+
+def forward_graph(bundle: OpenBundle, provider: str, owner: Owner, entry: ModelEntry, *roles: str) -> GraphEntry:
+    """The first of `roles` that a model has a graph of for a provider.
+
+    Raises:
+        BundleError: there is none.
+    """
+    graphs = {graph.role: graph for graph in entry.graphs if graph.backend == provider}
+    graph = next((graphs[role] for role in roles if role in graphs), None)
+    if graph is None:
+        have = ", ".join(sorted({graph.backend for graph in entry.graphs})) or "none"
+        what = f"a forward graph of the {owner} for {provider} is required, the bundle has them for: {have}"
+        raise BundleError(str(bundle.path), what, f"compile it with --backend {provider}")
+    return graph
