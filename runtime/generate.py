@@ -294,6 +294,8 @@ class SpeculativeModel:
         hooks: tuple[LogitsHook, ...] = request.processors
         if sampling.edits_logits:
             hooks = (LogitsEditor(sampling, self.bundle.manifest.target.info.vocab_size, len(tokens)), *hooks)
+        judge = judge_for(self.bundle, sampling, hooks)
+        stats.kernels, stats.kernels_reason = judge.kernels, judge.reason
         speculator = self.scheduler.speculator(request.speculation, len(tokens), stats, trace is not None)
         if trace is not None:
             trace.request(stats, tokens, request.max_tokens, request.stop_ids)
@@ -301,8 +303,6 @@ class SpeculativeModel:
             tokens=tokens,
             target=judge.target,
             max_tokens=request.max_tokens,
-        judge = judge_for(self.bundle, sampling, hooks)
-        stats.kernels, stats.kernels_reason = judge.kernels, judge.reason
             verifier=judge.verifier,
             draws=UniformDraws(seed),
             stats=stats,
