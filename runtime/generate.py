@@ -27,6 +27,7 @@ from dsc.runtime.device_verify import DeviceTail
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.judge import judge_for
 from dsc.runtime.kv_arena import KvArena
+from dsc.runtime.prefix_cache import PrefixCache
 from dsc.runtime.request import (
     Chunk,
     GenerationResult,
@@ -55,8 +56,8 @@ class LoadedBundle:
     certificate: Certificate
     arena: KvArena | DeviceArena
     settings: SessionSettings
-    target: CachedModel
     tail: DeviceTail | None
+    target: CachedModel
     draft: CachedModel | None
     draft_failure: str
     codec: TextCodec | None
@@ -79,6 +80,7 @@ class SpeculativeModel:
         self._holder: int | None = None
         self._task_streams: WeakKeyDictionary[Any, list[asyncio.Task[Any] | None]] = WeakKeyDictionary()
         self._cached: list[int] = []
+        self.prefixes = PrefixCache(bundle.config.cache.prefix_max_nbytes)
         self.scheduler = Scheduler(
             bundle.manifest, bundle.config, bundle.override, bundle.settings, bundle.draft, bundle.draft_failure
         )
@@ -135,6 +137,7 @@ class SpeculativeModel:
         speculation: SpeculationRequest = "auto",
         processors: Sequence[LogitsHook] = (),
         trace: TraceTarget | None = None,
+        reuse_cache: bool | None = None,
     ) -> GenerationResult:
         """Generate to the end.
 
@@ -149,6 +152,8 @@ class SpeculativeModel:
             speculation: ``auto`` is what the bundle is configured for, ``off`` plain decoding; options otherwise.
             processors: change the logits of each block before they are judged.
             trace: path or text file that gets a JSON line a round.
+            reuse_cache: do not read again what the live cache or a saved text holds of the prompt; as the configuration
+                says when None.
 
         Raises:
             RequestError: an argument is wrong.
@@ -164,7 +169,8 @@ class SpeculativeModel:
             ignore_eos,
             speculation,
             processors,
-            trace=trace,
+            reuse_cache,
+            trace,
         ).finish()
 
     def stream(
@@ -178,13 +184,13 @@ class SpeculativeModel:
         ignore_eos: bool = False,
         speculation: SpeculationRequest = "auto",
         processors: Sequence[LogitsHook] = (),
-        reuse_cache: bool = False,
+        reuse_cache: bool | None = None,
         trace: TraceTarget | None = None,
     ) -> GenerationStream:
         """Like `generate`, as an iterator of chunks; its `result` is there when it has ended.
 
         Args:
-            reuse_cache: do not read again what the caches already hold of the prompt.
+            reuse_cache: see `generate`.
         """
         vocab_size = self.bundle.manifest.target.info.vocab_size
         ids = check_prompt(self.encode(prompt), vocab_size, self.max_length)
@@ -260,6 +266,7 @@ class SpeculativeModel:
             self._rewind(0)
             self._cached = []
             self.scheduler.continuations.clear()
+            self.prefixes.clear()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -285,8 +292,8 @@ class SpeculativeModel:
 
     def begin(self, request: Request, stats: GenerationStats, trace: TraceWriter | None) -> Decoding:
         """A decoding over the caches; the caller holds the model."""
-        common = _common_prefix(self._cached, request.ids) if request.reuse_cache else 0
-        self._rewind(min(common, len(request.ids) - 1))
+        self.bundle.arena.check_guards()
+        self._recall(request, stats)
         self._cached = tokens = list(request.ids)
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
@@ -312,6 +319,17 @@ class SpeculativeModel:
             trace=trace,
         )
 
+    def _recall(self, request: Request, stats: GenerationStats) -> None:
+        """Leave in the caches what they, or a saved text, hold of the prompt."""
+        config = self.config.cache
+        if not (config.reuse_prefixes if request.reuse_cache is None else request.reuse_cache):
+            self._rewind(0)
+            return
+        zones = {model.zone.owner: model.zone for model in (self.bundle.target, self.bundle.draft) if model is not None}
+        stats.prefix_reason = next((zone.unsavable for zone in zones.values() if zone.unsavable), "")
+        self.prefixes.configure(0 if stats.prefix_reason else config.prefix_max_nbytes)
+        stats.restored_tokens = self.prefixes.swap_in(self._cached, request.ids, zones, self._rewind)
+
     def _rewind(self, length: int) -> None:
         self.bundle.target.rewind(length)
         self.scheduler.rewind(length)
@@ -333,11 +351,3 @@ def _running_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
-
-
-def _common_prefix(cached: Sequence[int], ids: Sequence[int]) -> int:
-    """How many leading tokens are equal."""
-    for index, (old, new) in enumerate(zip(cached, ids, strict=False)):
-        if old != new:
-            return index
-    return min(len(cached), len(ids))

@@ -68,6 +68,15 @@ class KvZone:
         self._ring_slack = ring_slack
         self._secure = secure_rollback
 
+    @property
+    def unsavable(self) -> str:
+        """Why its rows cannot be copied out for later use; empty when they can."""
+        if not self.pools:
+            return "the rows are on the device"
+        if self._secure:
+            return "secure rollback keeps no copies"
+        return "a ring has not all rows" if self._ring_slack is not None else ""
+
     def commit(self, written: int, kept: int) -> None:
         """Of `written` new rows past the length, keep the first `kept`; O(1) unless rollback is secure."""
         if not 0 <= kept <= written or self.length + kept > self.capacity:
@@ -93,6 +102,12 @@ class KvZone:
         self.length = length
         self.settled = min(self.settled, length)
         self._reject(length, end)
+
+    def refill(self, n_rows: int) -> None:
+        """The first `n_rows` have been put back in place, as they were when they held."""
+        self.length = n_rows
+        self.settled = 0
+        self.reach = max(self.reach, n_rows)
 
     def move_to(self, pools: dict[str, NDArray[np.generic]], reach: int) -> None:
         """Lie elsewhere from now on; what is valid has been copied there.

@@ -28,7 +28,7 @@ class Request:
         max_tokens: prompt and output together.
         stop_ids: tokens that end the output; they are part of the ids and not of the text.
         stop_strings: texts that end the output; they are cut from the text.
-        reuse_cache: start from what the caches hold of this prompt.
+        reuse_cache: start from what the caches hold of this prompt; None leaves it to the configuration.
         trace: where the rounds are recorded.
     """
 
@@ -39,7 +39,7 @@ class Request:
     stop_strings: tuple[str, ...]
     speculation: SpeculationOptions | None
     processors: tuple[LogitsHook, ...]
-    reuse_cache: bool = False
+    reuse_cache: bool | None = None
     trace: TraceTarget | None = None
 
 

@@ -37,7 +37,9 @@ class GenerationStats:
         policy: the policy that chooses them; `config_version` counts the changes of the configuration it acts on and
             `config_updates` tells the latest, refused ones with the reason.
         seed: of the draws; None when there were none.
-        prompt_tokens: tokens of the prompt; `cached_tokens` of them were in the cache already.
+        prompt_tokens: tokens of the prompt; `cached_tokens` of them were not read, because the live cache or a
+            saved text held them; `restored_tokens` is what it came to with rows from a saved text, 0 without.
+        prefix_reason: why no text is saved here for later prompts; empty when they are.
         rounds: target forwards after the prompt.
         proposed: draft tokens proposed.
         evaluated: draft tokens that the target judged, up to and including the first rejected one.
@@ -68,6 +70,8 @@ class GenerationStats:
     seed: int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0
+    prefix_reason: str = ""
     rounds: int = 0
     proposed: int = 0
     evaluated: int = 0
