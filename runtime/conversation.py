@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Conversation:
     """Messages so far; each turn is generated from all of them, and only what is new is read.
 
-    A turn gives what a fresh run on the same messages gives: the cache only saves time. If another conversation used the
-    model meanwhile, its turn has saved this one's rows; after any other generation the messages are read again.
+    A turn gives what a fresh run on the same messages gives: the cache only saves time. If another conversation has had
+    the model meanwhile, its turn saved this one's rows; after any other generation the messages are read again.
     """
 
     def __init__(self, model: SpeculativeModel, messages: Sequence[Message] = ()) -> None:
