@@ -19,10 +19,12 @@ from dsc.bundle_schema.strict_json import dump_canonical, parse_strict
 from dsc.bundle_schema.tensors import DType, StrictModel
 
 KV_PLAN_NAME: Final = "kv_plan.json"
-PLAN_NAMES: Final = {"cpu": KV_PLAN_NAME, "cuda": "kv_plan.cuda.json"}
 KV_PLAN_SCHEMA: Final = "1.0"
 PAGE: Final = 4096
 SLOT_ALIGNMENT: Final = 64
+
+GraphBackend = Literal["cpu", "cuda"]
+PLAN_NAMES: Final[dict[GraphBackend, str]] = {"cpu": KV_PLAN_NAME, "cuda": "kv_plan.cuda.json"}
 
 Owner = Literal["target", "draft"]
 Role = Literal["k", "v"]

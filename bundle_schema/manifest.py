@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import FailFast, Field, JsonValue, model_validator
 
+from dsc.bundle_schema.kv_plan import GraphBackend
 from dsc.bundle_schema.model_info import ModelInfo
 from dsc.bundle_schema.strict_json import dump_canonical, parse_strict
 from dsc.bundle_schema.tensors import StrictModel, TensorSpec
@@ -27,7 +28,6 @@ NBytes = Annotated[int, Field(ge=0, le=2**50)]
 Number = Annotated[int, Field(ge=0, le=2**50)]
 Version = Annotated[str, Field(pattern=r"^\d{1,6}(\.\d{1,6}){1,2}$")]
 
-GraphBackend = Literal["cpu", "cuda"]
 DraftKind = Literal["none", "model", "self", "ngram", "prefix", "mtp", "eagle3", "dflash", "dspark"]
 _KINDS_WITHOUT_GRAPH = frozenset({"none", "ngram"})
 

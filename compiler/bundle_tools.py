@@ -12,7 +12,8 @@ from dsc.bundle_schema.certificate import CERTIFICATE_NAME, parse_certificate
 from dsc.bundle_schema.container import INDEX_NAME, OpenBundle, open_bundle, relocate_graph, rewrite_members
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, apply_override, dump_config, parse_config
 from dsc.bundle_schema.errors import CheckFailed, DscError, RequestError
-from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, check_plan, parse_plan
+from dsc.bundle_schema.kv_plan import PLAN_NAMES, check_plan, parse_plan
+from dsc.compiler.bundle_kernels import check_kernels
 from dsc.compiler.console import format_nbytes
 
 
@@ -51,10 +52,12 @@ def _check_weights(bundle: OpenBundle) -> str:
 
 
 def _check_plan(bundle: OpenBundle) -> str:
-    manifest = bundle.manifest
-    draft = manifest.draft.model.info if manifest.draft.model is not None else None
-    check_plan(parse_plan(bundle.read(KV_PLAN_NAME)), manifest.target.info, draft)
-    return "every layer of every model is placed, nothing overlaps"
+    target, draft = bundle.manifest.target, bundle.manifest.draft.model
+    backends = dict.fromkeys(graph.backend for graph in target.graphs)
+    for backend in backends:
+        plan = parse_plan(bundle.read(PLAN_NAMES[backend]), PLAN_NAMES[backend])
+        check_plan(plan, target.info_on(backend), draft.info_on(backend) if draft is not None else None)
+    return f"every layer of every model is placed on {', '.join(backends)}, nothing overlaps"
 
 
 def _check_schedule(bundle: OpenBundle) -> str:
@@ -73,6 +76,7 @@ _CHECKS: dict[str, Callable[[OpenBundle], str]] = {
     "hashes": _check_hashes,
     "weights": _check_weights,
     "kv plan": _check_plan,
+    "kernels": check_kernels,
     "schedule": _check_schedule,
     "certificate": _check_certificate,
 }

@@ -30,6 +30,8 @@ def inspect_command(
     section: Annotated[str | None, typer.Option(help="print one section only")] = None,
     graph: Annotated[str | None, typer.Option(help="target or draft: write its graph as .onnx")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="where --graph writes")] = None,
+    device: Annotated[str | None, typer.Option(help="what would run on it: sm_90, a device's number, or none")] = None,
+    driver: Annotated[str | None, typer.Option(help="CUDA version of the driver of --device sm_.., e.g. 12.4")] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -40,6 +42,13 @@ def inspect_command(
     if graph is not None:
         path = extract_graph(bundle, graph, output)
         print(f"wrote {path} ({format_nbytes(path.stat().st_size)}; its weights stay in {bundle.name})")
+        return
+    if driver is not None and device is None:
+        raise RequestError("--driver", "goes with --device")
+    if device is not None:
+        from dsc.compiler.bundle_kernels import device_report
+
+        print_report(device_report(bundle, device, driver), as_json)
         return
     report = inspect_bundle(bundle)
     if section is not None:

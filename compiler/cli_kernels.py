@@ -27,7 +27,6 @@ def register(app: typer.Typer) -> None:
 def list_command(
     context: typer.Context,
     arch: Arch = "sm_90",
-    bundle: Annotated[Path | None, typer.Option(help="show the kernels that lie in this bundle")] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -36,12 +35,30 @@ def list_command(
         return
     from dsc.compiler.kernel_sheet import list_kernels
 
-    lines = list_kernels(arch, bundle)
+    lines = list_kernels(arch)
     if as_json:
         print_json([asdict(line) for line in lines])
         return
-    rows = [(line.kernel, line.meaning, len(line.variants), ", ".join(line.in_bundle) or "-") for line in lines]
-    print_table(f"kernels on {arch}", ("kernel", "what it does", "variants", "in the bundle"), rows)
+    rows = [(line.kernel, line.meaning, len(line.variants)) for line in lines]
+    print_table(f"kernels on {arch}", ("kernel", "what it does", "variants"), rows)
+
+
+@kernels.command("list")
+def bundle_command(
+    bundle: Annotated[Path, typer.Argument(help="a .dsmodel file")],
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """List the kernels that lie in a bundle, with what they take and need."""
+    from dsc.compiler.bundle_kernels import kernel_rows
+
+    rows = kernel_rows(bundle)
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(str(bundle), tuple(rows[0]), [tuple("-" if x is None else x for x in row.values()) for row in rows])
+    else:
+        print("no GPU kernels in this bundle")
 
 
 @kernels.command("show")

@@ -31,8 +31,7 @@ from dsc.runtime.host import choose_threads
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dsc.bundle_schema.kv_plan import KvPlan
-    from dsc.bundle_schema.manifest import GraphBackend
+    from dsc.bundle_schema.kv_plan import GraphBackend, KvPlan
     from dsc.compiler.exported import ExportedModel
     from dsc.compiler.pairing import Pairing
 

@@ -15,11 +15,10 @@ import onnx_ir as ir
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, dump_certificate
 from dsc.bundle_schema.container import STORED_LOCATION, BundleWriter
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, dump_config
-from dsc.bundle_schema.kv_plan import PLAN_NAMES, KvPlan, dump_plan
+from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, dump_plan
 from dsc.bundle_schema.manifest import (
     DraftEntry,
     DraftKind,
-    GraphBackend,
     GraphEntry,
     Manifest,
     ModelEntry,

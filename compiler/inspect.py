@@ -10,8 +10,9 @@ from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, parse_c
 from dsc.bundle_schema.container import StoredTensor, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, parse_config
 from dsc.bundle_schema.errors import RequestError
-from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, parse_plan
+from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, parse_plan
 from dsc.bundle_schema.manifest import GraphEntry, Manifest, ModelEntry
+from dsc.compiler.bundle_kernels import kernels_section
 from dsc.compiler.console import format_nbytes
 from dsc.compiler.plan_kv import kv_nbytes_per_token
 
@@ -20,7 +21,8 @@ def inspect_bundle(path: Path) -> dict[str, Any]:
     """Every section that `dsc inspect` prints, as JSON-able data."""
     with open_bundle(path) as bundle:
         manifest = bundle.manifest
-        plan = parse_plan(bundle.read(KV_PLAN_NAME))
+        held = {backend: name for backend, name in PLAN_NAMES.items() if name in bundle.members}
+        plans = {backend: parse_plan(bundle.read(name), name) for backend, name in held.items()}
         config = parse_config(bundle.read(DFLASH_CONFIG_NAME))
         certificate = parse_certificate(bundle.read(CERTIFICATE_NAME))
         weights = bundle.weights()
@@ -28,14 +30,14 @@ def inspect_bundle(path: Path) -> dict[str, Any]:
     return {
         "identity": _identity_section(path, total, manifest, certificate),
         "provenance": _provenance_section(manifest),
-        "needs": _needs_section(manifest, plan),
+        "needs": _needs_section(manifest, plans),
         **_model_sections(manifest),
         **{f"graph {graph.member}": _graph_section(graph) for graph in manifest.graphs()},
         "parameters": _parameters_section(weights),
-        "kv_plan": _plan_section(manifest, plan),
+        **{f"kv_plan {backend}": _plan_section(manifest, plan, backend) for backend, plan in plans.items()},
         "schedule": _schedule_section(config),
         "tokenizer": _tokenizer_section(manifest),
-        "kernels": _kernels_section(manifest),
+        "kernels": kernels_section(manifest),
         "certificate": _certificate_section(certificate),
         "members": _members_section(manifest, weights),
         "recipe": {"recipe": json.dumps(manifest.recipe, sort_keys=True)},
@@ -73,12 +75,12 @@ def _provenance_section(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _needs_section(manifest: Manifest, plan: KvPlan) -> dict[str, Any]:
+def _needs_section(manifest: Manifest, plans: dict[GraphBackend, KvPlan]) -> dict[str, Any]:
     return {
         "onnxruntime": f">= {manifest.requires.min_onnxruntime}",
         "IR version": manifest.requires.ir_version,
         "opsets": _join(manifest.requires.opsets),
-        "KV memory": format_nbytes(plan.total_nbytes),
+        **{f"KV memory on {backend}": format_nbytes(plan.total_nbytes) for backend, plan in plans.items()},
     }
 
 
@@ -89,13 +91,14 @@ def _model_sections(manifest: Manifest) -> dict[str, Any]:
     return sections
 
 
-def _plan_section(manifest: Manifest, plan: KvPlan) -> dict[str, Any]:
+def _plan_section(manifest: Manifest, plan: KvPlan, backend: GraphBackend) -> dict[str, Any]:
     return {
         "positions": plan.max_length,
         "slots": plan.n_slots,
         "rollback slack": plan.rollback_slack,
         "rows a layer": plan.slots[0].rows if plan.slots else 0,
-        "bytes per token": kv_nbytes_per_token(manifest.target.info),
+        "element type": manifest.target.info_on(backend).kv_dtype.value,
+        "bytes per token": kv_nbytes_per_token(manifest.target.info_on(backend)),
         "bytes at maximum length": format_nbytes(plan.total_nbytes),
         "zones": ", ".join(f"{zone.name} {format_nbytes(zone.nbytes)}" for zone in plan.zones),
     }
@@ -117,11 +120,6 @@ def _tokenizer_section(manifest: Manifest) -> dict[str, Any]:
         "verdict": manifest.tokenizer.verdict,
         "summary": manifest.tokenizer.summary,
     }
-
-
-def _kernels_section(manifest: Manifest) -> dict[str, Any]:
-    kernels = {f"{kernel.name} {kernel.arch}": kernel.member for kernel in manifest.kernels}
-    return kernels or {"GPU kernels": "none in this bundle"}
 
 
 def _members_section(manifest: Manifest, weights: tuple[StoredTensor, ...]) -> dict[str, Any]:

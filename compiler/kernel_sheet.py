@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.kernels.aot import compile_kernels, default_cache
 from dsc.kernels.gpu_targets import ARCHITECTURES, Architecture, architecture
@@ -24,12 +23,11 @@ _RESERVED_SHARED = 1024  # bytes that CUDA keeps of each block's shared memory
 
 @dataclass(frozen=True)
 class KernelLine:
-    """One kernel of the table: its declared variants on one architecture, and its images in a bundle."""
+    """One kernel of the table and its declared variants on one architecture."""
 
     kernel: str
     meaning: str
     variants: tuple[str, ...]
-    in_bundle: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -60,24 +58,17 @@ class KernelSheet:
     bound: str
 
 
-def list_kernels(arch: str, bundle: Path | None = None) -> tuple[KernelLine, ...]:
-    """Every kernel with its variants on `arch`, and those that lie in `bundle`.
+def list_kernels(arch: str) -> tuple[KernelLine, ...]:
+    """Every kernel with its variants on `arch`.
 
     Raises:
         KernelError: the architecture is unknown.
-        BundleError: the bundle cannot be read.
     """
     variants = all_variants(architecture(arch).name)
-    held: tuple[tuple[str, str], ...] = ()
-    if bundle is not None:
-        with open_bundle(bundle) as opened:
-            held = tuple((entry.name, entry.arch) for entry in opened.manifest.kernels)
-    lines = []
-    for kernel, meaning in KERNELS.items():
-        names = tuple(variant.name for variant in variants if variant.kernel == kernel)
-        inside = tuple(f"{name} ({where})" for name, where in held if name in names)
-        lines.append(KernelLine(kernel, meaning, names, inside))
-    return tuple(lines)
+    return tuple(
+        KernelLine(kernel, meaning, tuple(variant.name for variant in variants if variant.kernel == kernel))
+        for kernel, meaning in KERNELS.items()
+    )
 
 
 def find_variant(name: str, arch: str) -> KernelVariant:

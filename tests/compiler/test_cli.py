@@ -46,7 +46,7 @@ def test_inspect_prints_every_section(tiny_bundle):
         assert section in text
     report = json.loads(good("inspect", tiny_bundle, "--json"))
     assert report["identity"]["verdict"] == "pass"
-    assert json.loads(good("inspect", tiny_bundle, "--json", "--section", "kv_plan")).keys() == {"kv_plan"}
+    assert json.loads(good("inspect", tiny_bundle, "--json", "--section", "kv_plan")).keys() == {"kv_plan cpu"}
 
 
 def test_inspect_refuses_what_is_not_there(tiny_bundle, tmp_path):
