@@ -15,16 +15,25 @@
 
 enum { TILE = 128, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8 };
 
+/* The new rows of one sequence and the tiles that they can see.  Rows are counted through all sequences. */
+typedef struct {
+  int64_t slot, past, first_row, rows;
+  int64_t first_tile, tiles;
+  int64_t first_item, items; /* of the work that the threads share */
+  float *partials; /* few rows: [rows, heads, tiles, dim + 8]: values, maximum, sum; NULL when merged at once */
+} Sequence;
+
 typedef struct {
   const VerifyAttention *op;
-  int64_t first_tile, tiles, row_blocks;
-  float *partials; /* [batch, heads, rows, tiles, dim + 8]: values, maximum, sum; NULL when merged at once */
-  float *totals;   /* [batch, heads, rows, 2]: maximum, sum */
+  Sequence *sequences;
+  int64_t count, items;
+  float *totals; /* [all rows, heads, 2]: maximum, sum */
 } Job;
 
-/* The part of one tile that a new row of one sequence sees. */
+/* The part of one tile that a new row sees. */
 typedef struct {
-  int64_t batch, kv_head, row;
+  const Sequence *of;
+  int64_t kv_head, row;
   int64_t start, known, end; /* keys start .. known - 1 all, known .. end - 1 by the tree mask */
 } Span;
 
@@ -128,7 +137,7 @@ AVX2_INLINE void add_span(Mix m, int heads, float *values, int64_t step) {
 }
 
 static int sees(const VerifyAttention *op, Span s, int64_t key) {
-  return !op->tree || op->tree[(s.batch * op->rows + s.row) * op->rows + key - op->past[s.batch]];
+  return !op->tree || op->tree[s.row * op->rows + (s.of->first_row + key - s.of->past) % op->rows];
 }
 
 /* Softmax numerators in place.  stats: maximum, sum. */
@@ -147,9 +156,9 @@ AVX2_INLINE void exponentiate(float *scores, int64_t count, float *stats) {
 
 /* One tile for `heads` query heads of a row: out[r] = values [dim], maximum, sum. */
 AVX2_INLINE void attend_tile(const VerifyAttention *op, Span s, int64_t head, int heads, float *out, int64_t step) {
-  int64_t base = s.start / TILE * TILE, pool = (s.batch * op->kv_heads + s.kv_head) * op->pool_rows * op->dim;
+  int64_t base = s.start / TILE * TILE, pool = (s.of->slot * op->kv_heads + s.kv_head) * op->pool_rows * op->dim;
   int64_t count = (s.end - base + LANES - 1) / LANES * LANES, j = s.start;
-  const float *q = op->q + s.batch * op->q_batch + head * op->q_head + s.row * op->q_row;
+  const float *q = op->q + s.row / op->rows * op->q_batch + head * op->q_head + s.row % op->rows * op->q_row;
   const float *keys = op->k_pool + pool, *value = op->v_pool + pool;
   float scores[SHARED][TILE];
   for (; j + 4 <= s.end; j += 4) score_keys(op, q, keys + j * op->dim, heads, 4, scores, j - base);
@@ -192,150 +201,173 @@ AVX2_CODE static void merge(float *o, float *total, const float *part, int64_t d
 }
 
 /* The visible keys of a tile; false when there are none. */
-static int span_of(const VerifyAttention *op, int64_t batch, int64_t kv_head, int64_t row, int64_t tile, Span *s) {
-  int64_t past = op->past[batch], position = past + row, end = position + 1;
+static int span_of(const VerifyAttention *op, const Sequence *of, int64_t kv_head, int64_t row, int64_t tile, Span *s) {
+  int64_t position = of->past + row - of->first_row, end = position + 1;
   int64_t start = op->window >= 0 && position - op->window + 1 > 0 ? position - op->window + 1 : 0;
   if (start < tile * TILE) start = tile * TILE;
   if (end > (tile + 1) * TILE) end = (tile + 1) * TILE;
   if (start >= end) return 0;
-  int64_t known = op->tree && past < end ? (past > start ? past : start) : end;
-  *s = (Span){batch, kv_head, row, start, known, end};
+  int64_t known = op->tree && of->past < end ? (of->past > start ? of->past : start) : end;
+  *s = (Span){of, kv_head, row, start, known, end};
   if (known > start) return 1;
   for (int64_t j = start; j < end; j++)
     if (sees(op, *s, j)) return 1;
   return 0;
 }
 
-static int64_t row_index(const VerifyAttention *op, int64_t batch, int64_t head, int64_t row) {
-  return (batch * op->heads + head) * op->rows + row;
+static float *output_row(const VerifyAttention *op, int64_t head, int64_t row) {
+  return op->o + row / op->rows * op->o_batch + head * op->o_head + row % op->rows * op->o_row;
 }
 
-static float *output_row(const VerifyAttention *op, int64_t batch, int64_t head, int64_t row) {
-  return op->o + batch * op->o_batch + head * op->o_head + row * op->o_row;
+static float *total_of(const Job *job, int64_t head, int64_t row) {
+  return job->totals + 2 * (row * job->op->heads + head);
 }
 
-/* One tile of a KV head for the rows first .. last - 1. */
-static void attend_rows(const Job *job, int64_t batch, int64_t kv_head, int64_t tile, int64_t first, int64_t last) {
+/* The partial result of tile 0 of a row and head. */
+static float *partial_of(const Job *job, const Sequence *of, int64_t head, int64_t row) {
+  int64_t index = (row - of->first_row) * job->op->heads + head;
+  return of->partials + index * of->tiles * (job->op->dim + PARTIAL);
+}
+
+/* One tile of a KV head for the rows first .. last - 1 of a sequence. */
+static void attend_rows(const Job *job, const Sequence *of, int64_t kv_head, int64_t tile, int64_t first, int64_t last) {
   const VerifyAttention *op = job->op;
   int64_t group = op->heads / op->kv_heads, step = op->dim + PARTIAL;
   float local[SHARED * (MAX_HEAD + PARTIAL)];
   Span s;
   for (int64_t row = first; row < last; row++) {
-    if (!span_of(op, batch, kv_head, row, tile, &s)) continue;
+    if (!span_of(op, of, kv_head, row, tile, &s)) continue;
     for (int64_t done = 0; done < group;) {
       int64_t head = kv_head * group + done, left = group - done;
       int heads = left == 4 ? 2 : (int)(left < SHARED ? left : SHARED);
-      if (job->partials) {
-        int64_t rows = op->rows * job->tiles * step;
-        float *out = job->partials + (row_index(op, batch, head, row) * job->tiles + tile - job->first_tile) * step;
-        attend_heads(op, s, head, heads, out, rows);
+      if (of->partials) {
+        float *out = partial_of(job, of, head, row) + (tile - of->first_tile) * step;
+        attend_heads(op, s, head, heads, out, of->tiles * step);
       } else {
         attend_heads(op, s, head, heads, local, step);
         for (int r = 0; r < heads; r++)
-          merge(output_row(op, batch, head + r, row), job->totals + 2 * row_index(op, batch, head + r, row),
-                local + r * step, op->dim);
+          merge(output_row(op, head + r, row), total_of(job, head + r, row), local + r * step, op->dim);
       }
       done += heads;
     }
   }
 }
 
-static void start_row(const Job *job, int64_t batch, int64_t head, int64_t row) {
+static void start_row(const Job *job, int64_t head, int64_t row) {
   const VerifyAttention *op = job->op;
-  float *total = job->totals + 2 * row_index(op, batch, head, row);
+  float *total = total_of(job, head, row);
   total[0] = op->sinks ? op->sinks[head] : -INFINITY;
   total[1] = op->sinks ? 1.0f : 0.0f;
-  memset(output_row(op, batch, head, row), 0, (size_t)op->dim * sizeof(float));
+  memset(output_row(op, head, row), 0, (size_t)op->dim * sizeof(float));
 }
 
-AVX2_CODE static void finish_row(const Job *job, int64_t batch, int64_t head, int64_t row) {
+AVX2_CODE static void finish_row(const Job *job, int64_t head, int64_t row) {
   const VerifyAttention *op = job->op;
-  float *o = output_row(op, batch, head, row);
-  __m256 sum = _mm256_set1_ps(job->totals[2 * row_index(op, batch, head, row) + 1]);
+  float *o = output_row(op, head, row);
+  __m256 sum = _mm256_set1_ps(total_of(job, head, row)[1]);
   for (int64_t d = 0; d < op->dim; d += LANES)
     put(o + d, _mm256_div_ps(get(o + d, op->dim - d), sum), op->dim - d);
 }
 
 /* Many rows: all tiles of a block of rows of one KV head. */
-static void attend_block(void *argument, size_t item) {
-  const Job *job = argument;
-  const VerifyAttention *op = job->op;
-  int64_t group = op->heads / op->kv_heads, block = (int64_t)item % job->row_blocks, pair = (int64_t)item / job->row_blocks;
-  int64_t batch = pair / op->kv_heads, kv_head = pair % op->kv_heads;
-  int64_t first = block * FEW_ROWS, last = first + FEW_ROWS < op->rows ? first + FEW_ROWS : op->rows;
+static void attend_block(const Job *job, const Sequence *of, int64_t kv_head, int64_t block) {
+  int64_t group = job->op->heads / job->op->kv_heads, first = of->first_row + block * FEW_ROWS;
+  int64_t end = of->first_row + of->rows, last = first + FEW_ROWS < end ? first + FEW_ROWS : end;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-    for (int64_t row = first; row < last; row++) start_row(job, batch, head, row);
-  for (int64_t tile = job->first_tile; tile < job->first_tile + job->tiles; tile++)
-    attend_rows(job, batch, kv_head, tile, first, last);
+    for (int64_t row = first; row < last; row++) start_row(job, head, row);
+  for (int64_t tile = of->first_tile; tile < of->first_tile + of->tiles; tile++)
+    attend_rows(job, of, kv_head, tile, first, last);
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-    for (int64_t row = first; row < last; row++) finish_row(job, batch, head, row);
+    for (int64_t row = first; row < last; row++) finish_row(job, head, row);
 }
 
-/* Few rows: one tile of one KV head for all rows, merged later. */
+/* Few rows: one tile of one KV head for all rows of a sequence, merged later. */
 static void attend_item(void *argument, size_t item) {
   const Job *job = argument;
-  int64_t tile = (int64_t)item % job->tiles, pair = (int64_t)item / job->tiles;
-  attend_rows(job, pair / job->op->kv_heads, pair % job->op->kv_heads, job->first_tile + tile, 0, job->op->rows);
+  const Sequence *of = job->sequences;
+  while ((int64_t)item >= of->first_item + of->items) of++;
+  int64_t kv_head = ((int64_t)item - of->first_item) % job->op->kv_heads;
+  int64_t part = ((int64_t)item - of->first_item) / job->op->kv_heads;
+  if (of->partials)
+    attend_rows(job, of, kv_head, of->first_tile + part, of->first_row, of->first_row + of->rows);
+  else
+    attend_block(job, of, kv_head, part);
 }
 
-static void merge_row(const Job *job, int64_t batch, int64_t head, int64_t row) {
+static void merge_row(const Job *job, const Sequence *of, int64_t head, int64_t row) {
   const VerifyAttention *op = job->op;
-  int64_t index = row_index(op, batch, head, row), step = op->dim + PARTIAL;
+  const float *parts = partial_of(job, of, head, row);
   Span s;
-  start_row(job, batch, head, row);
-  for (int64_t tile = 0; tile < job->tiles; tile++)
-    if (span_of(op, batch, 0, row, job->first_tile + tile, &s))
-      merge(output_row(op, batch, head, row), job->totals + 2 * index,
-            job->partials + (index * job->tiles + tile) * step, op->dim);
-  finish_row(job, batch, head, row);
+  start_row(job, head, row);
+  for (int64_t tile = 0; tile < of->tiles; tile++)
+    if (span_of(op, of, 0, row, of->first_tile + tile, &s))
+      merge(output_row(op, head, row), total_of(job, head, row), parts + tile * (op->dim + PARTIAL), op->dim);
+  finish_row(job, head, row);
 }
 
-static void append_rows(const VerifyAttention *op) {
-  size_t bytes = (size_t)(op->rows * op->dim) * sizeof(float);
-  for (int64_t pair = 0; pair < op->batch * op->kv_heads; pair++) {
-    int64_t from = pair * op->rows * op->dim;
-    int64_t to = (pair * op->pool_rows + op->past[pair / op->kv_heads]) * op->dim;
-    memcpy(op->k_pool + to, op->k + from, bytes);
-    memcpy(op->v_pool + to, op->v + from, bytes);
-  }
-}
-
-/* The tiles that any row of any sequence can see. */
-static void find_tiles(Job *job) {
+static void append_rows(const Job *job) {
   const VerifyAttention *op = job->op;
-  int64_t least = INT64_MAX, most = 0;
-  for (int64_t b = 0; b < op->batch; b++) {
-    int64_t start = op->window >= 0 && op->past[b] - op->window + 1 > 0 ? op->past[b] - op->window + 1 : 0;
-    if (start < least) least = start;
-    if (op->past[b] + op->rows > most) most = op->past[b] + op->rows;
-  }
-  job->first_tile = least / TILE;
-  job->tiles = (most + TILE - 1) / TILE - job->first_tile;
+  size_t bytes = (size_t)op->dim * sizeof(float);
+  for (const Sequence *of = job->sequences; of < job->sequences + job->count; of++)
+    for (int64_t head = 0; head < op->kv_heads; head++) {
+      int64_t batch = of->first_row / op->rows, row = of->first_row % op->rows;
+      int64_t from = ((batch * op->kv_heads + head) * op->rows + row) * op->dim;
+      int64_t to = ((of->slot * op->kv_heads + head) * op->pool_rows + of->past) * op->dim;
+      memcpy(op->k_pool + to, op->k + from, bytes * (size_t)of->rows);
+      memcpy(op->v_pool + to, op->v + from, bytes * (size_t)of->rows);
+    }
 }
 
-static void run_few(const Job *job, const Pool *pool) {
+/* Sequences that bring rows, their tiles and their work; returns how many floats of partial results they need. */
+static size_t find_sequences(Job *job) {
   const VerifyAttention *op = job->op;
-  pool->run(pool, attend_item, (size_t)(op->batch * op->kv_heads * job->tiles), (void *)job);
-  for (int64_t batch = 0; batch < op->batch; batch++)
-    for (int64_t head = 0; head < op->heads; head++)
-      for (int64_t row = 0; row < op->rows; row++) merge_row(job, batch, head, row);
+  size_t partials = 0;
+  for (int64_t slot = 0; slot < op->slots; slot++) {
+    Sequence s = {.slot = slot, .past = op->past[slot], .first_row = dspark_first_row(op, slot)};
+    s.rows = dspark_first_row(op, slot + 1) - s.first_row;
+    if (s.rows == 0) continue;
+    int64_t start = op->window >= 0 && s.past - op->window + 1 > 0 ? s.past - op->window + 1 : 0;
+    int few = s.rows <= FEW_ROWS;
+    s.first_tile = start / TILE;
+    s.tiles = (s.past + s.rows + TILE - 1) / TILE - s.first_tile;
+    s.first_item = job->items;
+    s.items = op->kv_heads * (few ? s.tiles : (s.rows + FEW_ROWS - 1) / FEW_ROWS);
+    if (few) partials += (size_t)(s.rows * op->heads * s.tiles * (op->dim + PARTIAL));
+    job->items += s.items;
+    job->sequences[job->count++] = s;
+  }
+  return partials;
+}
+
+static void run(Job *job, float *partials, const Pool *pool) {
+  const VerifyAttention *op = job->op;
+  Sequence *end = job->sequences + job->count;
+  for (Sequence *of = job->sequences; of < end; of++) {
+    if (of->rows > FEW_ROWS) continue;
+    of->partials = partials;
+    partials += of->rows * op->heads * of->tiles * (op->dim + PARTIAL);
+  }
+  if (op->k) append_rows(job);
+  pool->run(pool, attend_item, (size_t)job->items, job);
+  for (const Sequence *of = job->sequences; of < end; of++)
+    for (int64_t head = 0; of->partials && head < op->heads; head++)
+      for (int64_t row = of->first_row; row < of->first_row + of->rows; row++) merge_row(job, of, head, row);
+}
+
+int64_t dspark_first_row(const VerifyAttention *op, int64_t slot) {
+  return op->offsets ? op->offsets[slot] : slot * op->rows;
 }
 
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool) {
-  Job job = {.op = op, .row_blocks = (op->rows + FEW_ROWS - 1) / FEW_ROWS};
-  if (op->batch * op->rows == 0) return 0;
-  find_tiles(&job);
-  if (op->k) append_rows(op);
-  size_t rows = (size_t)(op->batch * op->heads * op->rows);
-  size_t partials = op->rows <= FEW_ROWS ? rows * (size_t)(job.tiles * (op->dim + PARTIAL)) : 0;
-  job.totals = malloc((2 * rows + partials) * sizeof(float));
-  if (!job.totals) return -1;
-  if (partials) {
-    job.partials = job.totals + 2 * rows;
-    run_few(&job, pool);
-  } else {
-    pool->run(pool, attend_block, (size_t)(op->batch * op->kv_heads * job.row_blocks), &job);
-  }
+  size_t rows = (size_t)(op->batch * op->rows);
+  if (rows == 0) return 0;
+  Job job = {.op = op, .sequences = malloc((size_t)op->slots * sizeof(Sequence))};
+  if (!job.sequences) return -1;
+  size_t totals = 2 * rows * (size_t)op->heads, partials = find_sequences(&job);
+  job.totals = malloc((totals + partials) * sizeof(float));
+  if (job.totals) run(&job, job.totals + totals, pool);
+  int failed = job.totals ? 0 : -1;
   free(job.totals);
-  return 0;
+  free(job.sequences);
+  return failed;
 }

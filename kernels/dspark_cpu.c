@@ -153,7 +153,7 @@ static size_t two(const OrtCustomOp *op) { (void)op; return 2; }
 
 /* ---- VerifyAttention ---- */
 
-enum { IN_Q, IN_K, IN_V, IN_K_POOL, IN_V_POOL, IN_PAST, IN_SINKS, IN_TREE, ATTENTION_INPUTS };
+enum { IN_Q, IN_K, IN_V, IN_K_POOL, IN_V_POOL, IN_PAST, IN_SINKS, IN_TREE, IN_OFFSETS, ATTENTION_INPUTS };
 
 static Node attention_node(const OrtApi *api, const OrtKernelInfo *info) {
   Node node = {.api = api, .scale = 1.0f, .window = -1};
@@ -174,22 +174,34 @@ static int has_shape(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d
   return t->rank == 4 && t->dims[0] == a && t->dims[1] == b && t->dims[2] == c && t->dims[3] == d;
 }
 
-/* `in` starts with the pools: k_pool, v_pool, past_lengths, sinks, tree_mask. */
+/* The rows of every sequence lie in order within the rows and fit behind its past. */
+static OrtStatus *check_rows(const OrtApi *api, const VerifyAttention *a) {
+  REQUIRE(api, !a->offsets || (a->batch == 1 && a->offsets[0] == 0 && a->offsets[a->slots] == a->rows),
+          "ai.dspark: row_offsets must go from 0 to the rows of a batch of 1");
+  for (int64_t slot = 0; slot < a->slots; slot++) {
+    int64_t rows = dspark_first_row(a, slot + 1) - dspark_first_row(a, slot);
+    REQUIRE(api, rows >= 0, "ai.dspark: row_offsets must not fall");
+    REQUIRE(api, a->past[slot] >= 0 && a->past[slot] + rows <= a->pool_rows,
+            "ai.dspark: past_lengths plus the new rows must lie within the pool");
+  }
+  return NULL;
+}
+
+/* `in` starts with the pools: k_pool, v_pool, past_lengths, sinks, tree_mask, row_offsets. */
 static OrtStatus *check_pools(const OrtApi *api, const Tensor *in, const VerifyAttention *a) {
   REQUIRE(api, a->kv_heads > 0 && a->heads > 0 && a->heads % a->kv_heads == 0,
           "ai.dspark: query heads must be a multiple of KV heads");
   REQUIRE(api, a->dim > 0 && a->dim <= MAX_HEAD, "ai.dspark: the head size must be 1 to 512");
-  REQUIRE(api, has_shape(&in[0], a->batch, a->kv_heads, a->pool_rows, a->dim) &&
-                   has_shape(&in[1], a->batch, a->kv_heads, a->pool_rows, a->dim),
+  REQUIRE(api, has_shape(&in[0], a->slots, a->kv_heads, a->pool_rows, a->dim) &&
+                   has_shape(&in[1], a->slots, a->kv_heads, a->pool_rows, a->dim),
           "ai.dspark: the pools must be [batch, kv_heads, pool_rows, head_dim]");
-  REQUIRE(api, elements(&in[2]) == a->batch, "ai.dspark: past_lengths must be [batch]");
+  REQUIRE(api, a->offsets || a->slots == a->batch, "ai.dspark: the pools must be [batch, kv_heads, pool_rows, head_dim]");
+  REQUIRE(api, elements(&in[2]) == a->slots, "ai.dspark: past_lengths must be [batch]");
+  REQUIRE(api, !a->offsets || elements(&in[5]) == a->slots + 1, "ai.dspark: row_offsets must be [slots + 1]");
   REQUIRE(api, !a->sinks || elements(&in[3]) == a->heads, "ai.dspark: sinks must be [heads]");
   REQUIRE(api, !a->tree || elements(&in[4]) == a->batch * a->rows * a->rows,
           "ai.dspark: tree_mask must be [batch, 1, rows, rows]");
-  for (int64_t b = 0; b < a->batch; b++)
-    REQUIRE(api, a->past[b] >= 0 && a->past[b] + a->rows <= a->pool_rows,
-            "ai.dspark: past_lengths plus the new rows must lie within the pool");
-  return NULL;
+  return check_rows(api, a);
 }
 
 static void keep_pool(float *out, const Tensor *in) {
@@ -208,8 +220,8 @@ static OrtStatus *share_pools(const OrtApi *api, OrtKernelContext *context, cons
 }
 
 static VerifyAttention attention_of(const Node *node, const Tensor *in) {
-  return (VerifyAttention){.pool_rows = in[0].dims[2], .past = in[2].data, .sinks = in[3].data, .tree = in[4].data,
-                           .scale = node->scale, .softcap = node->softcap, .window = node->window};
+  return (VerifyAttention){.slots = in[0].dims[0], .pool_rows = in[0].dims[2], .past = in[2].data,
+                           .sinks = in[3].data, .tree = in[4].data, .offsets = in[5].data, .scale = node->scale, .softcap = node->softcap, .window = node->window};
 }
 
 static OrtStatus *compute_attention(void *kernel, OrtKernelContext *context) {
@@ -243,7 +255,7 @@ static size_t attention_outputs(const OrtCustomOp *op) { (void)op; return 3; }
 static int attention_kind(const OrtCustomOp *op, size_t i) { (void)op; return i >= IN_SINKS ? ORT_OPTIONAL : ORT_REQUIRED; }
 static int attention_type(const OrtCustomOp *op, size_t i) {
   (void)op;
-  return i == IN_PAST ? ORT_INT32 : i == IN_TREE ? ORT_BOOL : ORT_FLOAT;
+  return i == IN_PAST || i == IN_OFFSETS ? ORT_INT32 : i == IN_TREE ? ORT_BOOL : ORT_FLOAT;
 }
 
 /* ---- QkvAttention: qkv, cos, sin, then from the pools on as VerifyAttention ---- */
@@ -337,7 +349,7 @@ static const OrtCustomOp operators[] = {
 
 /* Whether the library can serve this processor; asked before it is registered. */
 /* Rises whenever an operator is added or its results change: see REVISION in native.py. */
-EXPORT int dspark_cpu_revision(void) { return 3; }
+EXPORT int dspark_cpu_revision(void) { return 4; }
 
 EXPORT int dspark_cpu_supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 

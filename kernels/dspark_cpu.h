@@ -47,15 +47,18 @@ typedef struct {
 } DenseMatMul;
 
 /* Attention of `rows` new rows per sequence over a pool that holds the rows before them and receives the new ones.
- * q and o are [batch, heads, rows, dim] in any layout given by their steps; the pools are dense. */
+ * q and o are [batch, heads, rows, dim] in any layout given by their steps; the pools are dense.
+ * With offsets the rows of a single batch belong to several sequences: offsets[i] .. offsets[i + 1] - 1 to slot i. */
 typedef struct {
   int64_t batch, heads, kv_heads, rows, dim, pool_rows;
+  int64_t slots; /* of the pools: batch, without offsets */
   const float *q;
   const float *k, *v; /* [batch, kv_heads, rows, dim], or NULL: the pools hold the new rows already */
-  float *k_pool, *v_pool; /* [batch, kv_heads, pool_rows, dim] */
-  const int32_t *past;    /* [batch] */
+  float *k_pool, *v_pool; /* [slots, kv_heads, pool_rows, dim] */
+  const int32_t *past;    /* [slots] */
   const float *sinks;     /* [heads] or NULL */
   const uint8_t *tree;    /* [batch, rows, rows] or NULL: which new rows a new row sees */
+  const int32_t *offsets; /* [slots + 1] or NULL */
   float scale, softcap;   /* softcap 0: none */
   int64_t window;         /* -1: none */
   int64_t q_batch, q_head, q_row, o_batch, o_head, o_row; /* in floats */
@@ -80,6 +83,7 @@ typedef struct {
 /* Return 0, or -1 when memory is short. */
 void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool);
 int dspark_block_matmul(const BlockMatMul *op, const Pool *pool);
+int64_t dspark_first_row(const VerifyAttention *op, int64_t slot); /* counted through all sequences */
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);
 int dspark_qkv_attention(const QkvAttention *op, const Pool *pool);
 void dspark_swiglu(SwiGlu *op, const Pool *pool);

@@ -24,16 +24,16 @@ AVX2_CODE static void rotate(float *to, const float *from, const float *cos, con
   memcpy(to + 2 * half, from + 2 * half, (size_t)(dim - 2 * half) * sizeof(float));
 }
 
-/* One new row of one sequence: queries to the scratch, key and value to the pools. */
-static void place_row(const QkvAttention *op, float *queries, int64_t batch, int64_t row) {
+/* One new row: queries to the scratch, key and value to `at` of its sequence's slot. */
+static void place_row(const QkvAttention *op, float *queries, int64_t row, int64_t slot, int64_t at) {
   const VerifyAttention *a = &op->attention;
-  int64_t index = batch * a->rows + row, width = (a->heads + 2 * a->kv_heads) * a->dim;
-  const float *from = op->qkv + index * width, *cos = op->cos + index * op->half, *sin = op->sin + index * op->half;
-  float *q = queries + index * a->heads * a->dim;
+  int64_t width = (a->heads + 2 * a->kv_heads) * a->dim;
+  const float *from = op->qkv + row * width, *cos = op->cos + row * op->half, *sin = op->sin + row * op->half;
+  float *q = queries + row * a->heads * a->dim;
   for (int64_t h = 0; h < a->heads; h++) rotate(q + h * a->dim, from + h * a->dim, cos, sin, op->half, a->dim);
   for (int64_t h = 0; h < a->kv_heads; h++) {
     const float *key = from + (a->heads + h) * a->dim, *value = key + a->kv_heads * a->dim;
-    int64_t to = ((batch * a->kv_heads + h) * a->pool_rows + a->past[batch] + row) * a->dim;
+    int64_t to = ((slot * a->kv_heads + h) * a->pool_rows + at) * a->dim;
     rotate(a->k_pool + to, key, cos, sin, op->half, a->dim);
     memcpy(a->v_pool + to, value, (size_t)a->dim * sizeof(float));
   }
@@ -43,8 +43,10 @@ int dspark_qkv_attention(const QkvAttention *op, const Pool *pool) {
   VerifyAttention a = op->attention;
   float *queries = malloc((size_t)(a.batch * a.rows * a.heads * a.dim) * sizeof(float) + 1);
   if (!queries) return -1;
-  for (int64_t batch = 0; batch < a.batch; batch++)
-    for (int64_t row = 0; row < a.rows; row++) place_row(op, queries, batch, row);
+  for (int64_t slot = 0; slot < a.slots; slot++) {
+    int64_t first = dspark_first_row(&a, slot), last = dspark_first_row(&a, slot + 1);
+    for (int64_t row = first; row < last; row++) place_row(op, queries, row, slot, a.past[slot] + row - first);
+  }
   a.q = queries;
   a.k = a.v = NULL;
   a.q_head = a.o_head = a.dim;

@@ -29,7 +29,7 @@ HEADERS = ("dspark_cpu.h", "dspark_exp.h", "dspark_ort.h")
 # No -march (the code picks AVX2 by function) and no -ffast-math; fused multiply-adds only where the source says so.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
 # onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
-REVISION = 3
+REVISION = 4
 _MACHINES = frozenset({"x86_64", "amd64"})
 
 

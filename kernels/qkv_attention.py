@@ -124,16 +124,15 @@ QkvAttention <heads, kv_heads, scale: float = 1.0, window: int = -1, softcap: fl
 """
 
 
-def function_body(has_sinks: bool = False, has_tree: bool = False) -> ir.Function:
+def function_body(has_sinks: bool = False, has_tree: bool = False, packed: bool = False) -> ir.Function:
     """The operator in standard operators: rotary embedding, then the body of `VerifyAttention`.
 
     That body is put in rather than called: onnxruntime does not resolve calls between overloaded functions.
     """
-    parameters = ", sinks" if has_sinks or has_tree else ""
-    parameters += ", tree_mask" if has_tree else ""
+    parameters = verify_attention.parameters(has_sinks, has_tree, packed)
     function = parse_function(_BODY.format(parameters=parameters, domain=DOMAIN))
     (call,) = (node for node in function if node.op_type == "VerifyAttention")
-    _put_in(function, call, verify_attention.function_body(has_sinks, has_tree))
+    _put_in(function, call, verify_attention.function_body(has_sinks, has_tree, packed))
     return function
 
 
@@ -158,8 +157,4 @@ def _put_in(function: ir.Function, call: ir.Node, body: ir.Function) -> None:
 
 def function_for(node: ir.Node) -> ir.Function:
     """The body that fits a node's optional inputs."""
-    has_sinks, has_tree = (len(node.inputs) > index and node.inputs[index] is not None for index in (6, 7))
-    function = function_body(has_sinks, has_tree)
-    optional = [name for name, here in (("sinks", has_sinks), ("tree", has_tree)) if here]
-    function.overload = "_".join(optional) or "plain"
-    return function
+    return verify_attention.function_for(node, function_body)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,13 @@ def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dic
     (no lower bound when window is -1) and, with a tree mask, when its own row of the mask says so for the
     new rows. Scores are ``softcap * tanh(scale * q k / softcap)`` when softcap is not 0. A sink is one more
     score without a value.
+
+    With `row_offsets` [P + 1] the S rows of a batch of 1 are packed: rows ``row_offsets[i] .. row_offsets[i + 1] - 1``,
+    perhaps none, belong to the sequence in slot i of P; pools and `past_lengths` then have P slots in place of B
+    (FlashAttention's ``cu_seqlens``).
     """
+    if "row_offsets" in inputs:
+        return _packed_reference(inputs, attributes)
     q, k, v = (inputs[name].astype(np.float64) for name in ("q", "k", "v"))
     k_pool, v_pool = inputs["k_pool"].copy(), inputs["v_pool"].copy()
     past = inputs["past_lengths"]
@@ -48,6 +55,23 @@ def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dic
             weights /= weights.sum(axis=1, keepdims=True)
             out[b, head] = weights[:, :end] @ values
     return {"o": out.astype(inputs["q"].dtype), "k_pool_out": k_pool, "v_pool_out": v_pool}
+
+
+def _packed_reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dict[str, Array]:
+    """Sequence by sequence."""
+    names = {"o": "q", "k_pool_out": "k_pool", "v_pool_out": "v_pool"}
+    outputs = {name: np.array(inputs[source]) for name, source in names.items()}
+    offsets = inputs["row_offsets"]
+    for slot, (first, last) in enumerate(pairwise(offsets)):
+        rows, own = slice(first, last), slice(slot, slot + 1)
+        one = {name: inputs[name][:, :, rows] for name in ("q", "k", "v")}
+        one |= {name: inputs[name][own] for name in ("k_pool", "v_pool", "past_lengths")}
+        one |= {"sinks": inputs["sinks"]} if "sinks" in inputs else {}
+        one |= {"tree_mask": inputs["tree_mask"][:, :, rows, rows]} if "tree_mask" in inputs else {}
+        found = reference(one, attributes)
+        outputs["o"][:, :, rows] = found["o"]
+        outputs["k_pool_out"][own], outputs["v_pool_out"][own] = found["k_pool_out"], found["v_pool_out"]
+    return outputs
 
 
 def visible_keys(past: int, n_rows: int, window: int, tree: Array | None) -> Array:
@@ -119,6 +143,7 @@ VERIFY_ATTENTION = KernelContract(
         "S": "new rows of each sequence",
         "D": "head size",
         "M": "rows of a pool",
+        "P1": "slots of the pools, and 1",
     },
     inputs=(
         TensorRole("q", ("B", "Hq", "S", "D")),
@@ -129,6 +154,7 @@ VERIFY_ATTENTION = KernelContract(
         TensorRole("past_lengths", ("B",), "int32"),
         TensorRole("sinks", ("Hq",), optional=True),
         TensorRole("tree_mask", ("B", 1, "S", "S"), "bool", optional=True),
+        TensorRole("row_offsets", ("P1",), "int32", optional=True),
     ),
     outputs=(
         TensorRole("o", ("B", "Hq", "S", "D")),
@@ -144,7 +170,7 @@ VERIFY_ATTENTION = KernelContract(
     make_inputs=make_inputs,
     nbytes=_nbytes,
     flops=_flops,
-    example={"B": 3, "Hq": 6, "Hkv": 2, "S": 5, "D": 24, "M": 37},
+    example={"B": 3, "Hq": 6, "Hkv": 2, "S": 5, "D": 24, "M": 37, "P1": 4},
 )
 
 # Every step of the body is a standard operator; keys past the longest sequence are never read.
@@ -163,19 +189,8 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
   kv_heads1 = Shape <start = 1, end = 2> (k)
   batch1 = Shape <start = 0, end = 1> (q)
   past = Cast <to = 7> (past_lengths)
-  past_column = Unsqueeze (past, one)
   offsets = Range (zero, n_rows, one)
-  rows = Add (past_column, offsets)
-  rows4 = Unsqueeze (rows, axes_head)
-  new_shape = Shape (k)
-  at = Expand (rows4, new_shape)
-  k_pool_out = ScatterElements <axis = 2> (k_pool, at, k)
-  v_pool_out = ScatterElements <axis = 2> (v_pool, at, v)
-  longest = ReduceMax <keepdims = 0> (past)
-  total = Add (longest, n_rows)
-  total1 = Unsqueeze (total, axis0)
-  keys4 = Slice (k_pool_out, axis0, total1, axis2)
-  values4 = Slice (v_pool_out, axis0, total1, axis2)
+{placing}
   keys = Unsqueeze (keys4, axis2)
   values = Unsqueeze (values4, axis2)
   minus_one = Constant <value_ints = [-1]> ()
@@ -196,7 +211,6 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
   bent = Tanh (ratio)
   limited = Mul (bent, cap)
   scores = Where (capped, limited, scaled)
-  key_positions = Range (zero, total, one)
   rows_column = Unsqueeze (rows, axis2)
   not_later = LessOrEqual (key_positions, rows_column)
   width = Constant <value_int: int = @window> ()
@@ -206,6 +220,7 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
   near = Or (in_window, no_window)
   seen0 = And (not_later, near)
 {tree}
+{among}
   seen5 = Unsqueeze (seen, axes_row)
   lowest_f = Constant <value_float = -inf> ()
   lowest = CastLike (lowest_f, q)
@@ -217,21 +232,100 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
 }}
 """
 
-_NO_TREE = "  seen = Identity (seen0)"
+# Positions of the rows [B, S] and of the keys, and the pools with the new rows.
+_BATCH = """
+  past_column = Unsqueeze (past, one)
+  rows = Add (past_column, offsets)
+  rows4 = Unsqueeze (rows, axes_head)
+  new_shape = Shape (k)
+  at = Expand (rows4, new_shape)
+  k_pool_out = ScatterElements <axis = 2> (k_pool, at, k)
+  v_pool_out = ScatterElements <axis = 2> (v_pool, at, v)
+  longest = ReduceMax <keepdims = 0> (past)
+  total = Add (longest, n_rows)
+  total1 = Unsqueeze (total, axis0)
+  keys4 = Slice (k_pool_out, axis0, total1, axis2)
+  values4 = Slice (v_pool_out, axis0, total1, axis2)
+  key_positions = Range (zero, total, one)
+  first_column = Sub (past_column, past_column)
+"""
+
+# Packed rows see the keys of all slots side by side; a mask keeps each to its own slot.
+_PACKED = """
+  axis3 = Constant <value_ints = [3]> ()
+  starts_ends = Cast <to = 7> (row_offsets)
+  last_one = Constant <value_ints = [-1]> ()
+  after_first = Constant <value_ints = [1]> ()
+  far = Constant <value_ints = [2147483647]> ()
+  starts = Slice (starts_ends, axis0, last_one)
+  ends = Slice (starts_ends, after_first, far)
+  offset_column = Unsqueeze (offsets, one)
+  over = LessOrEqual (ends, offset_column)
+  over_int = Cast <to = 7> (over)
+  slot = ReduceSum <keepdims = 0> (over_int, after_first)
+  past_rows = Gather (past, slot)
+  start_rows = Gather (starts, slot)
+  own = Sub (offsets, start_rows)
+  rows1 = Add (past_rows, own)
+  rows = Unsqueeze (rows1, zero)
+  past_column = Unsqueeze (past_rows, one)
+  first_column = Unsqueeze (start_rows, one)
+  slot3 = Unsqueeze (slot, axes_row)
+  row3 = Unsqueeze (rows1, axes_row)
+  kv_heads = Squeeze (kv_heads1)
+  every_head = Range (zero, kv_heads, one)
+  head_axes = Constant <value_ints = [0, 2]> ()
+  head3 = Unsqueeze (every_head, head_axes)
+  one1 = Unsqueeze (one, axis0)
+  index_shape = Concat <axis = 0> (n_rows1, kv_heads1, one1)
+  slot_at = Expand (slot3, index_shape)
+  head_at = Expand (head3, index_shape)
+  row_at = Expand (row3, index_shape)
+  at = Concat <axis = 2> (slot_at, head_at, row_at)
+  k3 = Squeeze (k, axis0)
+  v3 = Squeeze (v, axis0)
+  k_rows = Transpose <perm = [1, 0, 2]> (k3)
+  v_rows = Transpose <perm = [1, 0, 2]> (v3)
+  k_pool_out = ScatterND (k_pool, at, k_rows)
+  v_pool_out = ScatterND (v_pool, at, v_rows)
+  k_heads = Transpose <perm = [1, 0, 2, 3]> (k_pool_out)
+  v_heads = Transpose <perm = [1, 0, 2, 3]> (v_pool_out)
+  all_keys = Constant <value_ints = [-1]> ()
+  flat = Concat <axis = 0> (one1, kv_heads1, all_keys, head1)
+  keys4 = Reshape (k_heads, flat)
+  values4 = Reshape (v_heads, flat)
+  total1 = Shape <start = 2, end = 3> (keys4)
+  total = Squeeze (total1)
+  every_key = Range (zero, total, one)
+  pool_rows1 = Shape <start = 2, end = 3> (k_pool)
+  key_positions = Mod (every_key, pool_rows1)
+  key_slots = Div (every_key, pool_rows1)
+"""
+
+_ALL_SLOTS = "  seen = Identity (seen1)"
+_OWN_SLOT = """
+  slot_column = Unsqueeze (slot, one)
+  same_slot = Equal (key_slots, slot_column)
+  seen = And (seen1, same_slot)
+"""
+
+_NO_TREE = "  seen1 = Identity (seen0)"
 # The mask speaks of the new rows; every older key counts as an ancestor.
 _TREE = """
   axis1 = Constant <value_ints = [1]> ()
   tree3 = Squeeze (tree_mask, axis1)
-  past3 = Unsqueeze (past_column, axis2)
+  past3 = Unsqueeze (past_column, {axis})
+  first3 = Unsqueeze (first_column, {axis})
   relative = Sub (key_positions, past3)
   older = Less (relative, zero)
+  among_rows = Add (relative, first3)
   last = Sub (n_rows, one)
-  inside = Clip (relative, zero, last)
+  inside = Clip (among_rows, zero, last)
   tree_shape = Concat <axis = 0> (batch1, n_rows1, total1)
   tree_at = Expand (inside, tree_shape)
   ancestor = GatherElements <axis = 2> (tree3, tree_at)
   allowed = Or (ancestor, older)
-  seen = And (seen0, allowed)
+  seen1 = And (seen0, allowed)
 """
 
 _NO_SINKS = "  weights = Softmax <axis = -1> (masked)"
@@ -248,23 +342,37 @@ _SINKS = """
 """
 
 
-def function_body(has_sinks: bool = False, has_tree: bool = False) -> ir.Function:
+OPTIONAL = {"sinks": 6, "tree_mask": 7, "row_offsets": 8}
+"""Optional inputs of the operator and where they stand."""
+
+
+def function_body(has_sinks: bool = False, has_tree: bool = False, packed: bool = False) -> ir.Function:
     """The operator in standard operators, for graphs whose nodes have these optional inputs.
 
     Any number of sequences and rows; costs a copy of the pools a call, so it is what runs only where no
     kernel does.
     """
-    parameters = ", sinks" if has_sinks or has_tree else ""
-    parameters += ", tree_mask" if has_tree else ""
     softmax = "  axis_one1 = Constant <value_ints = [1]> ()" + _SINKS if has_sinks else _NO_SINKS
-    tree = _TREE if has_tree else _NO_TREE
-    return parse_function(_BODY.format(parameters=parameters, tree=tree, softmax=softmax))
+    text = _BODY.format(
+        parameters=parameters(has_sinks, has_tree, packed),
+        placing=_PACKED if packed else _BATCH,
+        tree=_TREE.format(axis="axis0" if packed else "axis2") if has_tree else _NO_TREE,
+        among=_OWN_SLOT if packed else _ALL_SLOTS,
+        softmax=softmax,
+    )
+    return parse_function(text)
 
 
-def function_for(node: ir.Node) -> ir.Function:
-    """The body that fits a node's optional inputs."""
-    has_sinks, has_tree = (len(node.inputs) > index and node.inputs[index] is not None for index in (6, 7))
-    function = function_body(has_sinks, has_tree)
-    optional = [name for name, here in (("sinks", has_sinks), ("tree", has_tree)) if here]
-    function.overload = "_".join(optional) or "plain"
+def parameters(has_sinks: bool, has_tree: bool, packed: bool) -> str:
+    """The optional inputs in a body's text: all up to the last one in use."""
+    used = [has_sinks, has_tree, packed]
+    return "".join(f", {name}" for index, name in enumerate(OPTIONAL) if any(used[index:]))
+
+
+def function_for(node: ir.Node, body: Callable[..., ir.Function] = function_body) -> ir.Function:
+    """The body that fits a node's optional inputs; its overload is named after them."""
+    here = [len(node.inputs) > index and node.inputs[index] is not None for index in OPTIONAL.values()]
+    function = body(*here)
+    names = [name for name, used in zip(("sinks", "tree", "packed"), here, strict=True) if used]
+    function.overload = "_".join(names) or "plain"
     return function

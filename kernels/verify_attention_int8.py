@@ -67,6 +67,7 @@ VERIFY_ATTENTION_INT8 = replace(
         *(
             replace(role, kind="pool") if role.name in ("k_pool", "v_pool") else role
             for role in VERIFY_ATTENTION.inputs
+            if role.name != "row_offsets"
         ),
         TensorRole("k_scales", ("Hkv",), "float32"),
         TensorRole("v_scales", ("Hkv",), "float32"),

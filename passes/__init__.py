@@ -18,6 +18,7 @@ ALL_PASSES: dict[str, str] = {
     "merge-gate-up": "dsc.passes.merge_gate_up:MergeGateUpPass",
     "merge-qkv": "dsc.passes.merge_qkv:MergeQkvPass",
     "name-sanity": "dsc.passes.name_sanity:NameSanityPass",
+    "pack-rows": "dsc.passes.pack_rows:PackRowsPass",
     "quantize-embedding": "dsc.passes.quantize_embedding:QuantizeEmbeddingPass",
     "quantize-weights": "dsc.passes.quantize_weights:QuantizeWeightsPass",
     "remove-unused": "dsc.passes.remove_unused:RemoveUnusedPass",

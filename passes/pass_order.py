@@ -74,7 +74,7 @@ def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions
     lower = f"lower-attention{{{rotary}}},lower-block-matmul" + (",lengths-as-inputs" if kernels == "cuda" else "")
     half = _HALVES.get(precision, "to-float16" if kernels == "cuda" else "")
     return (
-        *parse_pipeline("fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul" if kernels == "native" else lower),
+        *parse_pipeline("fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul,pack-rows" if kernels == "native" else lower),
         *parse_pipeline(half),
         *parse_pipeline("remove-unused,name-sanity,attach-bodies,stamp-versions"),
     )

@@ -49,6 +49,7 @@ def steps(model: ir.Model, info, ids: np.ndarray, native: Path | None = None) ->
             "position_ids": np.arange(start, end)[None],
             "logit_rows": np.arange(end - start),
             "past_lengths": np.array([start], np.int32),
+            "row_offsets": np.array([0, end - start], np.int32),
         }
         wanted = {value.name for value in run.get_inputs()}
         feeds = {name: array for name, array in (feeds | pools).items() if name in wanted}

@@ -48,12 +48,38 @@ static int attend(void) {
       for (int64_t h = 0; h < kv; h++) v_pool[(b * kv + h) * pool * dim + i] = NAN;
     for (int64_t i = 0; tree && i < rows * rows; i++) tree[b * rows * rows + i] = i / rows == i % rows || rand() % 2;
   }
-  VerifyAttention op = {batch, heads, kv, rows, dim, pool, q, k, v, k_pool, v_pool, past, sinks, tree, 0.3f,
-                        between(0, 1) ? 5.0f : 0.0f, between(0, 1) ? between(1, 200) : -1,
-                        heads * rows * dim, rows * dim, dim, heads * rows * dim, rows * dim, dim, o};
+  VerifyAttention op = {.batch = batch, .heads = heads, .kv_heads = kv, .rows = rows, .dim = dim, .pool_rows = pool,
+                        .slots = batch, .q = q, .k = k, .v = v, .k_pool = k_pool, .v_pool = v_pool, .past = past,
+                        .sinks = sinks, .tree = tree, .scale = 0.3f, .softcap = between(0, 1) ? 5.0f : 0.0f,
+                        .window = between(0, 1) ? between(1, 200) : -1,
+                        .q_batch = heads * rows * dim, .q_head = rows * dim, .q_row = dim,
+                        .o_batch = heads * rows * dim, .o_head = rows * dim, .o_row = dim, .o = o};
   int bad = dspark_verify_attention(&op, &here);
   for (int64_t i = 0; i < queries; i++) bad |= !isfinite(o[i]);
   free(q), free(o), free(sinks), free(k), free(v), free(k_pool), free(v_pool), free(past), free(tree);
+  return bad;
+}
+
+/* Rows of several sequences packed into one batch, some slots without rows. */
+static int attend_packed(void) {
+  int64_t slots = between(1, 5), kv = between(1, 3), heads = kv * between(1, 4), dim = between(1, 70), pool = between(25, 300);
+  int32_t past[5], offsets[6] = {0};
+  for (int64_t i = 0; i < slots; i++) {
+    int64_t count = between(0, 25);
+    offsets[i + 1] = offsets[i] + (int32_t)count;
+    past[i] = (int32_t)between(0, pool - count);
+  }
+  int64_t rows = offsets[slots];
+  float *q = floats(heads * rows * dim), *o = floats(heads * rows * dim);
+  float *k = floats(kv * rows * dim), *v = floats(kv * rows * dim);
+  float *k_pool = floats(slots * kv * pool * dim), *v_pool = floats(slots * kv * pool * dim);
+  VerifyAttention op = {.batch = 1, .heads = heads, .kv_heads = kv, .rows = rows, .dim = dim, .pool_rows = pool,
+                        .slots = slots, .q = q, .k = k, .v = v, .k_pool = k_pool, .v_pool = v_pool, .past = past,
+                        .offsets = offsets, .scale = 0.3f, .window = -1, .q_head = rows * dim, .q_row = dim,
+                        .o_head = rows * dim, .o_row = dim, .o = o};
+  int bad = dspark_verify_attention(&op, &here);
+  for (int64_t i = 0; i < heads * rows * dim; i++) bad |= !isfinite(o[i]);
+  free(q), free(o), free(k), free(v), free(k_pool), free(v_pool);
   return bad;
 }
 
@@ -61,7 +87,7 @@ int main(int count, char **arguments) {
   int rounds = count > 1 ? atoi(arguments[1]) : 100;
   srand(1);
   for (int i = 0; i < rounds; i++) {
-    if (multiply() || attend()) {
+    if (multiply() || attend() || attend_packed()) {
       printf("round %d: a result is not finite\n", i);
       return 1;
     }
