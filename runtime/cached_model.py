@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsc.runtime.kv_arena import KvZone
+
+RowWatch = Callable[[NDArray[np.float32]], None]
 
 
 class Forward(Protocol):
@@ -21,7 +23,7 @@ class Forward(Protocol):
     chunk: int
 
     def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> Any:
-        """Logits [n_logits, V] of the last of `tokens`: an array, or on a device what its verifiers take."""
+        """Logits [n_logits, V] of the last of `tokens`: an array, or on a device a handle that gives rows by index."""
 
 
 class CachedModel:
@@ -67,6 +69,26 @@ class CachedModel:
         """
         logits: NDArray[np.float32] = self.session.forward(rows, self.length, n_logits)
         return logits
+
+    def draft(self, rows: Sequence[int], count: int, n_shared: int, watch: RowWatch | None) -> list[int]:
+        """Read `rows`, then take the most likely token `count` times, each read before the next.
+
+        Args:
+            rows: at least one, at most a chunk; they follow what is in the cache.
+            count: at least one.
+            n_shared: only ids below it are taken.
+            watch: sees each row of logits.
+        """
+        drafts: list[int] = []
+        while True:
+            logits: NDArray[np.float32] = self.session.forward(rows, self.length, 1)[0]  # [V]
+            self.commit(len(rows), len(rows))
+            if watch is not None:
+                watch(logits)
+            drafts.append(int(logits[:n_shared].argmax()))
+            if len(drafts) == count:
+                return drafts
+            rows = drafts[-1:]
 
     def commit(self, written: int, kept: int) -> None:
         """Keep the first `kept` of the rows that the last forward wrote."""

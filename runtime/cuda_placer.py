@@ -16,6 +16,7 @@ from dsc.runtime.cuda_driver import CudaDriver
 from dsc.runtime.cuda_session import CudaForward
 from dsc.runtime.cuda_stream import CudaStream
 from dsc.runtime.device_arena import DeviceArena
+from dsc.runtime.device_draft import DeviceDraftModel
 from dsc.runtime.device_kernels import DeviceKernels
 from dsc.runtime.device_verify import DeviceTail
 from dsc.runtime.host import SessionSettings
@@ -64,7 +65,10 @@ class CudaPlacer(Placer):
         forward = CudaForward(
             session, zone.device_pools, entry.info.vocab_size, MAX_ROWS, PREFILL_CHUNK, graph.member, self._stream
         )
-        return CachedModel(forward, zone, max_length)
+        if owner == "target":
+            return CachedModel(forward, zone, max_length)
+        tail = DeviceTail(self._kernels, self._stream, entry.info.vocab_size, 1)
+        return DeviceDraftModel(forward, zone, max_length, tail, MAX_ROWS)
 
     def session(self, entry: GraphEntry) -> Any:
         """A session whose heavy operators all run on the device.

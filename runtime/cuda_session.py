@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import onnxruntime as ort
@@ -105,7 +105,7 @@ class CudaForward:
         unknown = [name for name in self._declared if name not in (*_InputBlock.NAMES, "total_length", *pools)]
         if unknown:
             raise BundleError(where, f"graph input {unknown[0]!r} is neither a known input nor a planned pool")
-        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        self._bindings: dict[tuple[int, int, int], ort.IOBinding] = {}
 
     def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> DeviceLogits:
         """Queue `tokens` at positions past, past + 1, ... and return where the last `n_logits` rows' logits will be.
@@ -124,25 +124,38 @@ class CudaForward:
                 self.where, f"at most {self.chunk} rows and {self.max_rows} logits, got {n} and {n_logits}"
             )
         self.stream.driver.make_current()
-        self._block.upload(tokens, past, n_logits)
-        self._total[()] = past + n
-        try:
-            self._session.run_with_iobinding(self._binding(n, n_logits), self._options)
-        except ORT_ERRORS as error:
-            what = f"onnxruntime {ort.__version__} failed on {n} rows after {past}: {error}"
-            raise GenerationError(self.where, what, "`dsc check` says whether the bundle is damaged") from error
-        ids = self._block.address("input_ids", n)
-        return DeviceLogits(self.stream, self._logits, n_logits, self.vocab_size, ids, n)
+        addresses = self._block.upload(tokens, past, n_logits)
+        self._run((n, n_logits), addresses, past + n)
+        return DeviceLogits(self.stream, self._logits, n_logits, self.vocab_size, addresses["input_ids"], n)
 
-    def _binding(self, n: int, n_logits: int) -> ort.IOBinding:
-        binding = self._bindings.get((n, n_logits))
+    def forward_queued(self, addresses: Mapping[str, int], past: int) -> DeviceLogits:
+        """Queue one row whose inputs lie on the device already, or will when it is their turn.
+
+        Args:
+            addresses: of every input but the pools; few different ones, since each gets a binding of its own.
+            past: valid KV rows before the call.
+        """
+        self._run((1, 1), addresses, past + 1)
+        return DeviceLogits(self.stream, self._logits, 1, self.vocab_size, addresses["input_ids"], 1)
+
+    def _run(self, shape: tuple[int, int], addresses: Mapping[str, int], total: int) -> None:
+        self._total[()] = total
+        try:
+            self._session.run_with_iobinding(self._binding(shape, addresses), self._options)
+        except ORT_ERRORS as error:
+            what = f"onnxruntime {ort.__version__} failed on {shape[0]} rows after {total - shape[0]}: {error}"
+            raise GenerationError(self.where, what, "`dsc check` says whether the bundle is damaged") from error
+
+    def _binding(self, shape: tuple[int, int], addresses: Mapping[str, int]) -> ort.IOBinding:
+        key = (*shape, addresses["input_ids"])
+        binding = self._bindings.get(key)
         if binding is None:
-            binding = self._bind(n, n_logits)
-            if n <= self.max_rows:  # prompts come in any length: keeping their bindings would grow without bound
-                self._bindings[n, n_logits] = binding
+            binding = self._bind(*shape, addresses)
+            if shape[0] <= self.max_rows:  # prompts come in any length: keeping theirs would grow without bound
+                self._bindings[key] = binding
         return binding
 
-    def _bind(self, n: int, n_logits: int) -> ort.IOBinding:
+    def _bind(self, n: int, n_logits: int, addresses: Mapping[str, int]) -> ort.IOBinding:
         shapes = {
             "input_ids": (1, n),
             "position_ids": (1, n),
@@ -158,7 +171,7 @@ class CudaForward:
                 continue
             pool = self._pools.get(name)
             kind = _ONNX_TYPES[pool.dtype if pool else _InputBlock.NAMES[name]]
-            address = pool.address if pool else self._block.address(name, n)
+            address = pool.address if pool else addresses[name]
             binding.bind_input(name, "cuda", device, kind, pool.shape if pool else shapes[name], address)
         for name in self._outputs:
             pool = self._pools.get(name.replace("_out.", "."))
@@ -191,27 +204,19 @@ class _InputBlock:
         self._host = np.zeros(self._ids + 2 * _aligned(chunk), np.int64)
         self._device = stream.allocate(self._host.nbytes)
 
-    def upload(self, tokens: Sequence[int], past: int, n_logits: int) -> None:
-        """Queue the copy of a call's inputs."""
+    def upload(self, tokens: Sequence[int], past: int, n_logits: int) -> dict[str, int]:
+        """Queue the copy of a call's inputs; returns where each will lie on the device."""
         n = len(tokens)
-        host, positions = self._host, self._ids + _aligned(n)
+        words = {"past_lengths": 0, "last_rows": _ALIGN, "logit_rows": 2 * _ALIGN, "input_ids": self._ids}
+        words["position_ids"] = positions = self._ids + _aligned(n)
+        host = self._host
         host[0] = past  # little-endian: the first half of the word is the int32
         host[_ALIGN] = past + n - 1
         host[2 * _ALIGN : 2 * _ALIGN + n_logits] = np.arange(n - n_logits, n)
         host[self._ids : self._ids + n] = tokens
         host[positions : positions + n] = np.arange(past, past + n)
         self._stream.upload(self._device, host[: positions + n])
-
-    def address(self, name: str, n: int) -> int:
-        """Where an input of a call of `n` rows lies on the device."""
-        words: dict[str, Any] = {
-            "past_lengths": 0,
-            "last_rows": _ALIGN,
-            "logit_rows": 2 * _ALIGN,
-            "input_ids": self._ids,
-            "position_ids": self._ids + _aligned(n),
-        }
-        return self._device + _WORD * int(words[name])
+        return {name: self._device + _WORD * word for name, word in words.items()}
 
 
 def _aligned(words: int) -> int:

@@ -46,7 +46,7 @@ class DeviceTail:
         self.max_rows = max_rows
         self._kernels = kernels
         self._vocab_size = vocab_size
-        self._bound: dict[tuple[VerifyTail, int, int], tuple[BoundLaunch, ...]] = {}
+        self._bound: dict[tuple[VerifyTail, tuple[int, ...]], tuple[BoundLaunch, ...]] = {}
         self._results = np.zeros(max_rows * (8 + 4 + 4 * _MAX_PARTS), np.uint8)
         self._results_at = stream.allocate(self._results.nbytes)
         self.next_tokens, self.accepted, self.best = _split(self._results, max_rows)
@@ -70,7 +70,7 @@ class DeviceTail:
         Raises:
             KernelError: no kernel of the bundle serves this rule and shape on this device; every reason is named.
         """
-        key = rule, logits.address, more["drafts_ptr"]
+        key = rule, (logits.address, *more.values())
         launches = self._bound.get(key)
         if launches is None:
             addresses = {**self.addresses, "logits_ptr": logits.address, **more}

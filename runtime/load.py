@@ -10,8 +10,7 @@ from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, parse_c
 from dsc.bundle_schema.container import OpenBundle, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, parse_config
 from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
-from dsc.bundle_schema.kv_plan import PLAN_NAMES, KvPlan, check_plan, parse_plan
-from dsc.bundle_schema.manifest import GraphBackend
+from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, check_plan, parse_plan
 from dsc.kernels.native import NativeLibrary, find_library
 from dsc.runtime.arguments import whole_number
 from dsc.runtime.cuda_placer import CudaPlacer

@@ -169,16 +169,7 @@ class ModelProposer:
         """Read what is new, then take the most likely shared token `count` times."""
         model = self._model
         rows = model.read_whole_chunks(self._readable(tokens[model.length :]))
-        drafts: list[int] = []
-        while True:
-            logits = model.forward(rows, 1)  # [1, V]
-            model.commit(len(rows), len(rows))
-            if self.watch is not None:
-                self.watch(logits[0])
-            drafts.append(int(logits[0, : self._n_shared].argmax()))
-            if len(drafts) == count:
-                return drafts
-            rows = drafts[-1:]
+        return model.draft(rows, count, self._n_shared, self.watch)
 
     def _readable(self, tokens: Sequence[int]) -> list[int]:
         return [token if token < self._vocab_size else self._unknown_id for token in tokens]

@@ -8,6 +8,8 @@ from scripted_lm import greedy_reference
 from toy_bundle import toy_bundle
 
 from dsc.runtime import load
+from dsc.runtime.cached_model import CachedModel
+from dsc.runtime.kv_arena import KvZone
 from dsc.runtime.proposers import ModelProposer
 
 VOCAB = 13
@@ -18,27 +20,20 @@ PLAIN = greedy_reference(TARGET, PROMPT, 50)
 EVERY_ROUND = {"proposer": "model", "window": 3, "fallback": False}
 
 
-class RecordingModel:
+class RecordingModel(CachedModel):
     """A draft over `logits` that remembers every id it was fed."""
 
+    chunk = 512
+
     def __init__(self, logits, max_length=100):
+        super().__init__(self, KvZone("draft", {}, max_length), max_length)
         self.logits = np.asarray([logits], np.float32)
-        self.max_length = max_length
         self.fed = []
 
-    @property
-    def length(self):
-        return len(self.fed)
-
-    def read_whole_chunks(self, new):
-        return new
-
-    def forward(self, rows, n_logits):
+    def forward(self, rows, past, n_logits):
+        assert past == len(self.fed)
         self.fed += rows
         return self.logits
-
-    def commit(self, written, kept):
-        assert written == kept
 
 
 def test_only_shared_ids_are_proposed_and_only_known_ids_are_read():
