@@ -183,8 +183,8 @@ class Fallback(StrictModel):
 
     enabled: bool = True
     max_overhead: Share = 0.03
-    cooldown_rounds: Rounds = 16
-    max_cooldown_rounds: Rounds = 256
+    cooldown_rounds: Rounds = 4
+    max_cooldown_rounds: Rounds = 64
     probe_interval: Rounds = 64
     probe_rounds: Rounds = 2
 

@@ -1,15 +1,18 @@
-"""Prompt lookup: propose what followed the last time the sequence ended like this.
+"""Prompt lookup: propose what followed when the sequence looked before as its end looks now.
 
-The index maps every n-gram of the sequence to where it last ended; adding a token costs one dictionary write a match
-length and never depends on the sequence's length. Keys are the tokens themselves, so no two n-grams can collide.
+Every occurrence of an n-gram is linked to the one before it, so adding a token costs one dictionary write and never
+depends on the sequence's length. Keys are the tokens themselves: no two n-grams can collide.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LONGEST_COUNTED_MATCH = 32
+_MOST_OCCURRENCES = 16  # looked at, newest first: what a lookup may cost is bounded on text that repeats itself
+_WEIGHT = 4.0  # of an occurrence for each token that it matches more
 
 
 @dataclass(frozen=True)
@@ -19,48 +22,76 @@ class Match:
     Attributes:
         start: index of the token that followed there.
         length: how many tokens before `start` equal the sequence's last tokens, counted up to 32.
+        agreeing: occurrences of the shortest n-gram after which the same token followed; this one counts.
+        occurrences: how many were looked at.
     """
 
     start: int
     length: int
+    agreeing: int
+    occurrences: int
 
 
 class NgramIndex:
-    """Where each n-gram of a growing token sequence last ended.
+    """Where each n-gram of a growing token sequence ended.
 
     Args:
-        min_match: shortest suffix that counts as a match, in tokens.
-        max_match: longest suffix that is looked up; longer ones win over shorter ones.
+        min_match: tokens of an n-gram; a shorter suffix is no match.
+        max_match: longer common suffixes say no more than one of this length.
     """
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self.min_match = min_match
         self.max_match = max_match
-        self._ends: dict[tuple[int, ...], int] = {}
+        self._newest: dict[tuple[int, ...], int] = {}
+        self._before: list[int] = []  # end of an n-gram -> end of the same one before it, 0 when there is none
         self._indexed = 0
 
     def update(self, tokens: Sequence[int]) -> None:
         """Index what `tokens` has gained since the last call."""
         # An n-gram that ends the sequence has no continuation yet, so the last token waits for the next call.
-        for end in range(self._indexed + 1, len(tokens)):
-            for length in range(self.min_match, min(self.max_match, end) + 1):
-                self._ends[tuple(tokens[end - length : end])] = end
+        size, newest, before = self.min_match, self._newest, self._before
+        for end in range(len(before), len(tokens)):
+            key = tuple(tokens[max(end - size, 0) : end])
+            before.append(newest.get(key, 0))
+            newest[key] = end
         self._indexed = max(len(tokens) - 1, 0)
 
     def find(self, tokens: Sequence[int]) -> Match | None:
-        """The newest earlier occurrence of the longest suffix of `tokens` that has one."""
-        for length in range(min(self.max_match, len(tokens) - 1), self.min_match - 1, -1):
-            start = self._ends.get(tuple(tokens[len(tokens) - length :]))
-            if start is not None:
-                return Match(start, _common_suffix(tokens, start, length))
-        return None
+        """Where the likeliest next token followed: each occurrence of the end has a say, longer matches a larger one.
+        Of those with that token the longest match, and of equals the newest.
+        """
+        found = self._occurrences(tokens)
+        if not found:
+            return None
+        votes: defaultdict[int, float] = defaultdict(float)
+        for length, start in found:
+            votes[tokens[start]] += _WEIGHT ** min(length, self.max_match)
+        token = max(votes, key=votes.__getitem__)
+        agreeing = [place for place in found if tokens[place[1]] == token]
+        length, start = max(agreeing)
+        return Match(start, length, len(agreeing), len(found))
+
+    def _occurrences(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """Matched length and start of what followed, newest first."""
+        size = self.min_match
+        found: list[tuple[int, int]] = []
+        start = self._newest.get(tuple(tokens[-size:]), 0) if len(tokens) > size else 0
+        while start and len(found) < _MOST_OCCURRENCES:
+            length, most = size, min(start, _LONGEST_COUNTED_MATCH)
+            while length < most and tokens[start - 1 - length] == tokens[-1 - length]:
+                length += 1
+            found.append((length, start))
+            start = self._before[start]
+        return found
 
     def truncate(self, length: int) -> None:
         """Only the first `length` tokens are still the same; when n-grams went past them, all are indexed
         anew.
         """
         if length <= self._indexed:
-            self._ends.clear()
+            self._newest.clear()
+            self._before.clear()
             self._indexed = 0
 
 
@@ -70,11 +101,3 @@ def continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
     """
     period = len(tokens) - start
     return [tokens[start + i % period] for i in range(count)]
-
-
-def _common_suffix(tokens: Sequence[int], start: int, known: int) -> int:
-    """Length of the longest common suffix of tokens[:start] and tokens, at least `known`."""
-    length = known
-    while length < min(start, _LONGEST_COUNTED_MATCH) and tokens[start - 1 - length] == tokens[-1 - length]:
-        length += 1
-    return length
