@@ -82,31 +82,71 @@ class Decoding:
 
 def decode(run: Decoding) -> Iterator[list[int]]:
     """Yield the new tokens of each round until `run.max_tokens` is reached."""
-    with _phase(run, "prefill"):
+    with phase(run, "prefill"):
         run.target.read_up_to_last_chunk(run.tokens)
     while len(run.tokens) < run.max_tokens:
         yield speculative_step(run)
 
 
+@dataclass(frozen=True)
+class Block:
+    """What a round asks of the target: to read what it has not read yet, and to judge drafts.
+
+    Attributes:
+        unread: the last token, or the end of the prompt in the first round.
+        spent: milliseconds by phase before the round.
+    """
+
+    unread: list[int]
+    draft: Draft
+    spent: dict[str, float]
+
+    @property
+    def rows(self) -> list[int]:
+        """The tokens of the forward."""
+        return [*self.unread, *self.draft.ids]
+
+    @property
+    def n_logits(self) -> int:
+        """K + 1."""
+        return len(self.draft.ids) + 1
+
+    @property
+    def reads_prompt(self) -> bool:
+        """It is the first round, which reads the end of the prompt."""
+        return len(self.unread) > 1
+
+
 def speculative_step(run: Decoding) -> list[int]:
     """One round; returns the tokens it added to `run.tokens`, at least one."""
-    rows = run.tokens[run.target.length :]  # [last], or the end of the prompt in the first round
-    before = run.stats.ms.copy()
-    with _phase(run, "propose"):
-        draft = _propose(run) if len(rows) == 1 else _NO_DRAFT
-    drafts = draft.ids  # [K]
-    with _phase(run, "forward" if len(rows) == 1 else "prefill"):
-        logits = run.target.forward([*rows, *drafts], len(drafts) + 1)  # [K + 1, V]
-    with _phase(run, "verify"):
+    block = propose(run)
+    with phase(run, "prefill" if block.reads_prompt else "forward"):
+        logits = run.target.forward(block.rows, block.n_logits)  # [K + 1, V]
+    return conclude(run, block, logits)
+
+
+def propose(run: Decoding) -> Block:
+    """The round's first part: what the target shall read."""
+    unread = run.tokens[run.target.length :]
+    spent = run.stats.ms.copy()
+    with phase(run, "propose"):
+        draft = _propose(run) if len(unread) == 1 else _NO_DRAFT
+    return Block(unread, draft, spent)
+
+
+def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[int]:
+    """The round's last part: judge the drafts by `logits` [K + 1, V], commit, learn; returns the new tokens."""
+    draft, drafts = block.draft, block.draft.ids
+    with phase(run, "verify"):
         _edit_logits(run, logits, drafts)
-        draws = run.draws.at(len(run.tokens), len(drafts) + 1)  # [K + 1]
+        draws = run.draws.at(len(run.tokens), block.n_logits)  # [K + 1]
         verdict = run.verifier.verify(logits, drafts, draws)
         new = [*drafts[: verdict.accepted], verdict.next_token]
         if run.speculator is not None and run.speculator.reads_signals:
             run.speculator.see_target(logits[verdict.accepted])
     n_tokens = len(run.tokens)
-    commit(run, new, written=len(rows) + len(drafts))
-    ms = {phase: total - before.get(phase, 0.0) for phase, total in run.stats.ms.items()}
+    commit(run, new, written=len(block.rows))
+    ms = {name: total - block.spent.get(name, 0.0) for name, total in run.stats.ms.items()}
     _observe(run, draft, verdict.accepted, ms)
     if run.trace is not None:
         run.trace.round(n_tokens, draft, verdict.accepted, new, ms)
@@ -172,7 +212,7 @@ def _observe(run: Decoding, draft: Draft, accepted: int, ms: dict[str, float]) -
 
 
 @contextmanager
-def _phase(run: Decoding, name: str) -> Iterator[None]:
+def phase(run: Decoding, name: str) -> Iterator[None]:
     """Book the time spent under a phase's name."""
     start = perf_counter()
     try:

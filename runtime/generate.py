@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from dsc.runtime.decode import Decoding, LogitsHook
 from dsc.runtime.device_arena import DeviceArena
 from dsc.runtime.device_verify import DeviceTail
 from dsc.runtime.host import SessionSettings
-from dsc.runtime.judge import judge_for
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.prefix_cache import PrefixCache
 from dsc.runtime.request import (
@@ -38,9 +36,10 @@ from dsc.runtime.request import (
     check_prompt,
     token_limit,
 )
-from dsc.runtime.sampling import LogitsEditor, SamplingParams, UniformDraws, sampling_params
+from dsc.runtime.sampling import SamplingParams, sampling_params
 from dsc.runtime.schedule_setup import Scheduler
 from dsc.runtime.speculator import SpeculationRequest, speculation_options
+from dsc.runtime.start import start_decoding
 from dsc.runtime.stats import GenerationStats
 from dsc.runtime.stream import GenerationStream
 from dsc.runtime.text import TextCodec
@@ -295,29 +294,7 @@ class SpeculativeModel:
         self.bundle.arena.check_guards()
         self._recall(request, stats)
         self._cached = tokens = list(request.ids)
-        sampling = request.sampling
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
-        self._describe(stats, request, None if sampling.greedy else seed)
-        hooks: tuple[LogitsHook, ...] = request.processors
-        if sampling.edits_logits:
-            hooks = (LogitsEditor(sampling, self.bundle.manifest.target.info.vocab_size, len(tokens)), *hooks)
-        judge = judge_for(self.bundle, sampling, hooks)
-        stats.kernels, stats.kernels_reason = judge.kernels, judge.reason
-        speculator = self.scheduler.speculator(request.speculation, len(tokens), stats, trace is not None)
-        if trace is not None:
-            trace.request(stats, tokens, request.max_tokens, request.stop_ids)
-        return Decoding(
-            tokens=tokens,
-            target=judge.target,
-            max_tokens=request.max_tokens,
-            verifier=judge.verifier,
-            draws=UniformDraws(seed),
-            stats=stats,
-            stop_ids=request.stop_ids,
-            speculator=speculator,
-            hooks=hooks,
-            trace=trace,
-        )
+        return start_decoding(self.bundle, self.scheduler, request, tokens, stats, trace)
 
     def _recall(self, request: Request, stats: GenerationStats) -> None:
         """Leave in the caches what they, or a saved text, hold of the prompt."""
@@ -333,16 +310,6 @@ class SpeculativeModel:
     def _rewind(self, length: int) -> None:
         self.bundle.target.rewind(length)
         self.scheduler.rewind(length)
-
-    def _describe(self, stats: GenerationStats, request: Request, seed: int | None) -> None:
-        bundle = self.bundle
-        stats.provider = bundle.settings.provider
-        stats.certificate = bundle.certificate.verdict
-        if bundle.certificate.kernels != bundle.settings.kernels:
-            stats.certificate += f" (measured with {bundle.certificate.kernels} kernels)"
-        stats.seed = seed
-        stats.prompt_tokens = len(request.ids)
-        stats.cached_tokens = bundle.target.length
 
 
 def _running_task() -> asyncio.Task[Any] | None:

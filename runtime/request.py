@@ -16,7 +16,7 @@ from dsc.runtime.trace import TraceTarget
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "cancelled", "time"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class GenerationResult:
     Attributes:
         text: the output's text without stop tokens and stop strings; empty when the bundle has no tokenizer.
         ids: every token of the output; one that ended it is the last.
-        finish_reason: ``stop``, or ``length`` when the token limit or the cache was reached.
+        finish_reason: ``stop``, or ``length`` when the token limit or the cache was reached; in an engine also
+            ``cancelled``, and ``time`` when the request's time limit was.
         prompt_ids: the prompt as the model read it.
     """
 

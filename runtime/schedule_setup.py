@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ class Scheduler:
         self._draft_failure = draft_failure
         self._proposers = _proposers(self.live.current, manifest, draft)
         self._costs: dict[ProposerKind, LiveCosts] = {}  # of the newest request, with what was measured so far
+
+    def for_sequence(self, draft: CachedModel | None) -> Scheduler:
+        """The scheduler of one more sequence: proposers of its own, the same configuration and known continuations."""
+        other = copy(self)
+        other._proposers = _proposers(self.live.current, self._manifest, draft)
+        return other
 
     @property
     def offered(self) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dsc.runtime.decode import Decoding, decode, truncate
-from dsc.runtime.output import Output
+from dsc.runtime.decode import decode
+from dsc.runtime.generation import Generation
 from dsc.runtime.request import Chunk, GenerationResult, Request
 from dsc.runtime.stats import GenerationStats
 from dsc.runtime.trace import open_trace
@@ -24,6 +24,7 @@ class GenerationStream(Iterator[Chunk]):
     earlier. Whatever ends the stream, also an exception in a logits processor, leaves the caches usable.
 
     Attributes:
+        request: what was asked.
         stats: counts as the generation runs.
         result: the finished generation; None before its end and after an early close.
     """
@@ -32,7 +33,7 @@ class GenerationStream(Iterator[Chunk]):
         self.stats = GenerationStats()
         self.result: GenerationResult | None = None
         self._model = model
-        self._request = request
+        self.request = request
         self._chunks: Generator[Chunk, None, None] = self._run()
 
     def __next__(self) -> Chunk:
@@ -59,40 +60,21 @@ class GenerationStream(Iterator[Chunk]):
 
     def _run(self) -> Generator[Chunk, None, None]:
         started = perf_counter()
-        codec = self._model.bundle.codec
-        with self._model.exclusive(), open_trace(self._request.trace) as trace:
-            run = self._model.begin(self._request, self.stats, trace)
-            output = Output(self._request.stop_ids, self._request.stop_strings, codec.stream() if codec else None)
+        with self._model.exclusive(), open_trace(self.request.trace) as trace:
+            run = self._model.begin(self.request, self.stats, trace)
+            generation = Generation(run, self.request, self._model.bundle.codec, started)
             for block in decode(run):
-                chunk = output.take(block)
-                self.stats.first_token_ms = self.stats.first_token_ms or _ms_since(started)
-                if output.ended:
-                    self.stats.discarded = truncate(run, run.n_prompt + len(output.ids))
-                    self._finish(run, output, started)
+                chunk = generation.take(block)
+                if generation.result is not None:
+                    self._end(generation)
                 yield chunk
-                if output.ended:
+                if self.result is not None:
                     return
-            chunk = output.finish()
-            self._finish(run, output, started)
+            chunk = generation.end("length")
+            self._end(generation)
             if chunk.text:
                 yield chunk
 
-    def _finish(self, run: Decoding, output: Output, started: float) -> None:
-        stats = self.stats
-        stats.emitted = len(output.ids)
-        stats.total_ms = _ms_since(started)
-        stats.ms["host"] = stats.total_ms - sum(stats.ms.values())
-        self.result = GenerationResult(
-            text=output.text,
-            ids=tuple(output.ids),
-            finish_reason="stop" if output.ended else "length",
-            prompt_ids=tuple(run.tokens[: run.n_prompt]),
-            stats=stats,
-        )
-        self._model.scheduler.remember(run.tokens, run.n_prompt)
-        if run.trace is not None:
-            run.trace.end(stats, self.result.finish_reason)
-
-
-def _ms_since(started: float) -> float:
-    return (perf_counter() - started) * 1000
+    def _end(self, generation: Generation) -> None:
+        self.result = generation.result
+        self._model.scheduler.remember(generation.run.tokens, generation.run.n_prompt)
