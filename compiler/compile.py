@@ -71,7 +71,8 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
     with log.stage("plan"):
         plans = plan_pair(request, target, draft)
     with log.stage("kernels"):
-        needs = attention_needs(model.part for model in (target, draft) if model is not None)
+        models = [model.part for model in (target, draft) if model is not None]
+        needs = attention_needs((part.info, part.graphs[0].model) for part in models)
         gpu = compile_gpu_kernels(needs, request.gpu_architectures(), choose_threads(request.threads))
     contents = bundle_contents(request, pair, target, draft, plans, pairing, gpu)
     with staged(request.output) as staging:

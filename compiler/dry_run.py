@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dsc.compiler.console import format_nbytes
+from dsc.compiler.gpu_kernels import AttentionNeed, attention_needs, estimate
 from dsc.compiler.onnx_external import onnx_file
 from dsc.compiler.onnx_facts import StatedFacts
-from dsc.compiler.request import CompileRequest, DraftKind, Precision, WeightOptions
+from dsc.compiler.request import Backend, CompileRequest, DraftKind, Precision, WeightOptions
 from dsc.compiler.sources import GGUF_SUFFIX, require_source
 from dsc.compiler.stages import STAGES
+from dsc.runtime.host import choose_threads
 
 # Bytes a weight: codes, and a float32 scale for each block of 32.
 _NBYTES = {Precision.FP32: 4.0, Precision.FP16: 2.0, Precision.INT8: 1.125, Precision.INT4: 0.625}
@@ -35,11 +37,30 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
     elif request.draft.source is not None:
         stated = StatedFacts(request.draft.max_length, eos_ids=())
         report["draft"] = _describe(request.draft.source, request.draft, request.max_length, stated)
+    report |= _gpu_report(request, [report[owner].pop("needs") for owner in ("target", "draft") if owner in report])
     models = [report[owner] for owner in ("target", "draft") if owner in report]
-    report["bundle about"] = format_nbytes(sum(model.pop("weights_nbytes") for model in models))
+    report["bundle about"] = format_nbytes(sum(_nbytes_in_bundle(model, request) for model in models))
     report["KV memory about"] = format_nbytes(sum(model.pop("kv_nbytes") for model in models))
     report["peak memory about"] = format_nbytes(1.5 * max(model.pop("fp32_nbytes") for model in models) + (400 << 20))
     return report
+
+
+def _nbytes_in_bundle(model: dict[str, Any], request: CompileRequest) -> float:
+    """The weights; graphs for CUDA share blocks with those for the CPU, and have float weights in half precision."""
+    nbytes: float = model.pop("weights_nbytes")
+    copied = Backend.CUDA in request.backends and model["precision"] == Precision.FP32
+    return nbytes * 1.5 if copied else nbytes
+
+
+def _gpu_report(request: CompileRequest, needs: list[set[AttentionNeed]]) -> dict[str, Any]:
+    """Graphs and kernels for GPUs; nothing where none are asked for."""
+    targets = request.gpu_architectures()
+    if not targets:
+        return {}
+    return {
+        "backends": ", ".join(request.backends),
+        "GPU kernels": estimate(sorted(set().union(*needs)), targets, choose_threads(request.threads)),
+    }
 
 
 def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated: StatedFacts) -> dict[str, Any]:
@@ -68,6 +89,7 @@ def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated
         "weights_nbytes": size,
         "kv_nbytes": per_token * length,
         "fp32_nbytes": 4 * n_parameters,
+        "needs": {AttentionNeed(head_dim, bool(getattr(config, "attn_logit_softcapping", None)))},
     }
 
 
@@ -93,6 +115,7 @@ def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, 
         "weights_nbytes": kept if precision is Precision.FP32 else _NBYTES[precision] * info.n_parameters,
         "kv_nbytes": per_token * length,
         "fp32_nbytes": kept,
+        "needs": set(attention_needs([(info, adopted.model)])),
     }
 
 

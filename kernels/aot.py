@@ -218,17 +218,29 @@ def _tool_versions(arch: Architecture, built: TritonKernel) -> tuple[str, str, i
 
 
 def _load(folder: Path) -> CompiledKernel | None:
-    """A kernel from the cache, or None when it is absent or damaged."""
+    """A kernel from the cache, or None when it is absent, damaged or not to be read."""
     try:
         record = LaunchRecord.model_validate_json((folder / "record.json").read_bytes())
         code = (folder / "code").read_bytes()
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
     return CompiledKernel(record, code) if hashlib.sha256(code).hexdigest() == record.sha256 else None
 
 
 def _store(folder: Path, kernel: CompiledKernel) -> None:
-    """Put a kernel into the cache; the folder appears whole or not at all."""
+    """Put a kernel into the cache; the folder appears whole or not at all.
+
+    Raises:
+        HostError: the cache cannot be written.
+    """
+    try:
+        _store_whole(folder, kernel)
+    except OSError as error:
+        hint = "make room there, or set XDG_CACHE_HOME to another folder"
+        raise HostError(str(folder.parent), f"compiled kernels cannot be kept there: {error.strerror}", hint) from error
+
+
+def _store_whole(folder: Path, kernel: CompiledKernel) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
         made = Path(scratch) / "kernel"
@@ -275,6 +287,11 @@ def default_cache() -> Path:
     """The per-user directory of compiled kernels."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "dsc" / "kernels"
+
+
+def n_cached(jobs: Sequence[tuple[KernelVariant, Architecture]], cache: Path) -> int:
+    """How many of the jobs have their result in the cache."""
+    return sum((cache / content_key(*job)).is_dir() for job in jobs)
 
 
 def compile_kernels(
