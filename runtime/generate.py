@@ -23,6 +23,7 @@ from dsc.runtime.conversation import Conversation
 from dsc.runtime.decode import Decoding, LogitsHook
 from dsc.runtime.device_arena import DeviceArena
 from dsc.runtime.device_verify import DeviceTail
+from dsc.runtime.engine import Engine
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.prefix_cache import PrefixCache
@@ -240,6 +241,10 @@ class SpeculativeModel:
             finally:
                 holders.clear()
                 await loop.run_in_executor(thread, stream.close)
+
+    def engine(self, slots: int = 4, **options: Any) -> Engine:
+        """An engine that runs many requests at once over this model; `options` are those of `Engine`."""
+        return Engine(self, slots, **options)
 
     def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
         """A chat that keeps its turns; what the cache holds of it is not read again."""

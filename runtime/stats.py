@@ -36,6 +36,7 @@ class GenerationStats:
         costs: where the costs come from by which windows are chosen.
         policy: the policy that chooses them; `config_version` counts the changes of the configuration it acts on and
             `config_updates` tells the latest, refused ones with the reason.
+        sharing: in an engine, whether the rounds share a forward with other sequences, or why not; empty outside.
         seed: of the draws; None when there were none.
         prompt_tokens: tokens of the prompt; `cached_tokens` of them were not read, because the live cache or a
             saved text held them; `restored_tokens` is what it came to with rows from a saved text, 0 without.
@@ -52,7 +53,7 @@ class GenerationStats:
         position_accepted: how often it held.
         windows: how many rounds had 0, 1, 2, ... drafts.
         fallbacks: why rounds were decoded plainly, counted.
-        ms: milliseconds by phase: prefill, propose, forward, verify, host.
+        ms: milliseconds by phase: prefill, propose, forward, shared (a forward with other sequences), verify, host.
         first_token_ms: from the call to the first token.
         total_ms: from the call to the end.
     """
@@ -67,6 +68,7 @@ class GenerationStats:
     policy: str = ""
     config_version: int = 0
     config_updates: list[str] = field(default_factory=list)
+    sharing: str = ""
     seed: int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
