@@ -7,7 +7,7 @@ just come. Everything else in a round is each sequence's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from threading import Condition, Thread
@@ -77,6 +77,7 @@ class Engine:
         slots: sequences that run at once.
         max_waiting: requests that may wait for a slot.
         prefill_stretch: how much longer a round may take because prompts are read beside it.
+        clock: seconds that never go back, for time limits.
 
     Raises:
         HostError: the model runs on a device, where rows are not packed.
@@ -90,6 +91,7 @@ class Engine:
         max_waiting: int = 1024,
         prefill_stretch: float = PREFILL_STRETCH,
         background: bool = True,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         bundle = model.bundle
         if not isinstance(bundle.arena, KvArena) or not isinstance(bundle.target.session, ForwardSession):
@@ -110,6 +112,7 @@ class Engine:
         self._running: list[Running] = []
         self._changed = Condition()
         self._background = background
+        self._clock = clock
         self._thread: Thread | None = None
         self._closed = False
         self._stats = EngineStats(forward=reason)
@@ -136,7 +139,7 @@ class Engine:
             ticket = Ticket(
                 self._stats.submitted, request, tenant, self._changed, None if self._background else self.step
             )
-            self._line.add(ticket, None if time_limit is None else ticket.started + time_limit)
+            self._line.add(ticket, None if time_limit is None else self._clock() + time_limit)
             if self._background and self._thread is None:
                 self._thread = Thread(target=self._serve, name="dsc-engine", daemon=True)
                 self._thread.start()
@@ -315,7 +318,7 @@ class Engine:
 
     def _end_early(self) -> None:
         """Requests that were cancelled or whose time is over."""
-        now = perf_counter()
+        now = self._clock()
         for running in list(self._running):
             if (reason := running.why_end(now)) is not None:
                 with self._own_errors(running):

@@ -18,7 +18,7 @@ class Running:
 
     Attributes:
         sequence: its number in the pool.
-        deadline: `perf_counter` at which it ends; None when it has all the time.
+        deadline: clock time at which it ends; None when it has all the time.
         closing: what to close when it ends.
     """
 

@@ -9,7 +9,7 @@ from dsc.bundle_schema.errors import GenerationError
 from dsc.runtime.ticket import Ticket
 
 Entry = tuple[Ticket, float | None]
-"""A request, and the `perf_counter` at which its time is over."""
+"""A request, and the clock time at which its time is over."""
 
 
 class WaitingLine:

@@ -1,0 +1,38 @@
+"""A bundle of the tiny decoder of `forward_graphs`, with the graphs of both kernel sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from forward_graphs import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, N_LAYERS, VOCAB, forward_graph
+from toy_bundle import write_bundle
+
+from dsc.bundle_schema.model_info import KvLayer, ModelInfo
+from dsc.passes.pass_order import kernel_passes, shared_passes
+from dsc.passes.pipeline import run_pipeline
+
+
+def packed_bundle(path: Path, max_length: int = 200, packed: bool = True, **options) -> Path:
+    """Write it; `packed=False` leaves out what lets sequences share a forward, as in older bundles."""
+    shared = forward_graph()
+    run_pipeline(shared, shared_passes("fp32"))
+    graphs: list[onnx.ModelProto] = []
+    for kernels in ("ort", "native"):
+        graph = shared.clone()
+        passes = kernel_passes(kernels, "fp32", max_length + 17)
+        run_pipeline(graph, [one for one in passes if packed or one.name != "pack-rows"])
+        graphs.append(ir.to_proto(graph))
+    info = ModelInfo(
+        architecture="TinyLlama",
+        model_type="llama",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        n_layers=N_LAYERS,
+        n_heads=HEADS,
+        max_length=max_length,
+        n_parameters=1,
+        kv_layers=(KvLayer(n_kv_heads=KV_HEADS, head_dim=HEAD_DIM),) * N_LAYERS,
+    )
+    return write_bundle(path, graphs[0], info, native=graphs[1], **options)
