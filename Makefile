@@ -10,10 +10,10 @@ EXTRAS := cpu,compile,dev
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test test-all lint fmt types layers examples build check peers bench prove schemas cli-docs clean
+.PHONY: help install model demo test test-all ort-gpu test-stub-cuda lint fmt types layers examples build check peers bench prove schemas cli-docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/installed ## make the environment in .venv
 
@@ -38,6 +38,16 @@ test: install model ## the test suite: minutes, no GPU needed
 
 test-all: install model ## the test suite with its slow part
 	$(BIN)/python -m pytest
+
+ort-gpu: build/ort-gpu/installed ## onnxruntime's GPU build in build/ort-gpu, for the tests on a stub CUDA runtime (256 MB)
+
+build/ort-gpu/installed: tests/support/stub_cuda/requirements.txt | $(VENV)/installed
+	rm -rf build/ort-gpu
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --target build/ort-gpu -r $<
+	touch $@
+
+test-stub-cuda: install ort-gpu ## CUDA bundles on a stub CUDA runtime: placement, copies, streams, launch order; no GPU needed
+	$(BIN)/python -m pytest tests/runtime/test_cuda_bundle.py
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,13 +13,23 @@ from scripted_lm import scripted_lm
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, dump_certificate
 from dsc.bundle_schema.container import STORED_LOCATION, BundleWriter
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, Proposer, dump_config
-from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, dump_plan
+from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, dump_plan
 from dsc.bundle_schema.manifest import DraftEntry, GraphEntry, Manifest, ModelEntry, Requires, TokenizerEntry
 from dsc.bundle_schema.model_info import KvLayer, ModelInfo
 from dsc.bundle_schema.tensors import DType, TensorSpec
 from dsc.compiler.plan_kv import plan_kv
+from dsc.kernels.aot import CompiledKernel
+from dsc.kernels.bundle_members import kernel_entry
 
-_DTYPES = {1: DType.FLOAT32, 6: DType.INT32, 7: DType.INT64, 9: DType.BOOL, 10: DType.FLOAT16}
+_DTYPES = {
+    1: DType.FLOAT32,
+    2: DType.UINT8,
+    16: DType.BFLOAT16,
+    6: DType.INT32,
+    7: DType.INT64,
+    9: DType.BOOL,
+    10: DType.FLOAT16,
+}
 
 
 def toy_info(
@@ -83,11 +94,11 @@ def _specs(values) -> tuple[TensorSpec, ...]:
     )
 
 
-def _graph_entry(member: str, model: onnx.ModelProto) -> GraphEntry:
+def _graph_entry(member: str, model: onnx.ModelProto, backend: GraphBackend) -> GraphEntry:
     return GraphEntry(
         member=member,
-        backend="cpu",
-        role="forward",
+        backend=backend,
+        role="forward_native" if ".native." in member else "forward",
         ir_version=model.ir_version,
         opsets={opset.domain: opset.version for opset in model.opset_import},
         inputs=_specs(model.graph.input),
@@ -107,8 +118,11 @@ def write_bundle(
     tokenizer: dict[str, bytes] | None = None,
     min_onnxruntime: str = "1.20",
     n_shared: int | None = None,
+    backend: GraphBackend = "cpu",
+    native: onnx.ModelProto | None = None,
+    kernels: Sequence[CompiledKernel] = (),
 ) -> Path:
-    """Write a complete bundle."""
+    """Write a complete bundle; `native` is the target again, with the project's own operators."""
     plan = plan_kv(info, draft_info, max_length=info.max_length, rollback_slack=17)
     if config is None:
         kinds = ["ngram", draft_kind] if draft is not None else [draft_kind]
@@ -116,14 +130,17 @@ def write_bundle(
     certificate = certificate or Certificate(verdict="pass", device="toy")
     with BundleWriter(path) as writer:
         graphs = {"target/graph.onnx": target} | ({"draft/graph.onnx": draft} if draft is not None else {})
+        graphs |= {"target/graph.native.onnx": native} if native is not None else {}
         stored = {member: externalise(model, writer, member) for member, model in graphs.items()}
-        entries = {member: _graph_entry(member, model) for member, model in graphs.items()}
+        entries = {member: _graph_entry(member, model, backend) for member, model in graphs.items()}
         for member, data in stored.items():
             writer.add(member, data)
         draft_model = None
         if draft is not None and draft_info is not None:
             draft_model = ModelEntry(info=draft_info, graphs=(entries["draft/graph.onnx"],))
-        writer.add(KV_PLAN_NAME, dump_plan(plan))
+        for kernel in kernels:
+            writer.add(kernel_entry(kernel).member, kernel.code)
+        writer.add(PLAN_NAMES[backend], dump_plan(plan))
         writer.add(DFLASH_CONFIG_NAME, dump_config(config))
         names = [writer.add(f"tokenizer/{name}", data).name for name, data in (tokenizer or {}).items()]
         writer.add(CERTIFICATE_NAME, dump_certificate(certificate))
@@ -132,9 +149,10 @@ def write_bundle(
                 name="toy",
                 created_by={"dsc": "0"},
                 requires=Requires(min_onnxruntime=min_onnxruntime, ir_version=10, opsets={"": 21}),
-                target=ModelEntry(info=info, graphs=(entries["target/graph.onnx"],)),
+                target=ModelEntry(info=info, graphs=tuple(entry for name, entry in entries.items() if name[0] == "t")),
                 draft=DraftEntry(kind=draft_kind, model=draft_model, n_shared=n_shared),
                 tokenizer=TokenizerEntry(members=tuple(names)),
+                kernels=tuple(map(kernel_entry, kernels)),
             )
         )
     return path
