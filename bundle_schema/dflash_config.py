@@ -245,16 +245,26 @@ class CostCurve(StrictModel):
 
 
 class ResourceProfile(StrictModel):
-    """Start-up settings for devices with at least so much memory (RAS); the largest that fits is used."""
+    """Start-up settings for devices with at least so much (RAS); of those that fit, the one with most memory is used.
+
+    Attributes:
+        min_memory_gib: of the device, or of the machine for the CPU.
+        window: drafts a round to start with.
+        draft: load the bundle's draft model; without it lookups draft.
+        kernels: a note for people; what runs is what the bundle holds for the device.
+    """
 
     name: Name
+    provider: Literal["cpu", "cuda"] = "cuda"
     min_memory_gib: Ratio
+    min_cores: Annotated[int, Field(ge=0, le=2**16)] = 0
     window: Window
+    draft: bool = True
     kernels: tuple[Name, ...] = ()
 
 
 class MemoryPressure(StrictModel):
-    """Above `threshold` of the memory for `seconds`: smaller draft, at most `window`, journal off."""
+    """Above `threshold` of the memory for `seconds`: the draft model rests, `window` caps, nothing is saved."""
 
     threshold: Share = 0.85
     seconds: Ratio = 300.0

@@ -24,6 +24,7 @@ _SIGNATURES = {
     "cuDriverGetVersion": [c_void_p],
     "cuDeviceGet": [c_void_p, c_int],
     "cuDeviceGetName": [c_char_p, c_int, c_int],
+    "cuDeviceTotalMem_v2": [c_void_p, c_int],
     "cuDeviceGetAttribute": [c_void_p, c_int, c_int],
     "cuDevicePrimaryCtxRetain": [c_void_p, c_int],
     "cuDevicePrimaryCtxRelease_v2": [c_int],
@@ -110,6 +111,12 @@ class CudaDriver:
             shared_per_block=self._attribute(_SHARED_OPTIN),
             driver=version.value,
         )
+
+    def total_memory(self) -> int:
+        """Bytes of the device's memory."""
+        total = c_size_t()
+        self.call("cuDeviceTotalMem_v2", byref(total), self._handle)
+        return total.value
 
     def make_current(self) -> None:
         """Make the primary context current in the calling thread; each launching thread does it once."""

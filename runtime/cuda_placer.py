@@ -50,7 +50,9 @@ class CudaPlacer(Placer):
         driver = CudaDriver()
         self._stream = CudaStream(driver)
         options = {"device_id": str(driver.ordinal), "user_compute_stream": str(self._stream.handle)}
-        settings = replace(settings, device=driver.device.name, provider_options=options)
+        settings = replace(
+            settings, device=driver.device.name, device_memory=driver.total_memory(), provider_options=options
+        )
         self._device_arena = DeviceArena(plan, self._stream, secure_rollback)
         super().__init__(bundle, settings, self._device_arena, max_length)
         self._kernels = DeviceKernels(driver, launch_records(manifest.kernels), bundle.read)

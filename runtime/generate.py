@@ -60,6 +60,7 @@ class LoadedBundle:
     target: CachedModel
     draft: CachedModel | None
     draft_failure: str
+    profile: str
     codec: TextCodec | None
     max_length: int
     override: Path | None = None
@@ -299,7 +300,9 @@ class SpeculativeModel:
         self.bundle.arena.check_guards()
         self._recall(request, stats)
         self._cached = tokens = list(request.ids)
-        return start_decoding(self.bundle, self.scheduler, request, tokens, stats, trace)
+        run = start_decoding(self.bundle, self.scheduler, request, tokens, stats, trace)
+        self._relieve(stats.memory_pressure)
+        return run
 
     def _recall(self, request: Request, stats: GenerationStats) -> None:
         """Leave in the caches what they, or a saved text, hold of the prompt."""
@@ -311,6 +314,19 @@ class SpeculativeModel:
         stats.prefix_reason = next((zone.unsavable for zone in zones.values() if zone.unsavable), "")
         self.prefixes.configure(0 if stats.prefix_reason else config.prefix_max_nbytes)
         stats.restored_tokens = self.prefixes.swap_in(self._cached, request.ids, zones, self._rewind)
+
+    def _relieve(self, pressed: bool) -> None:
+        """Under memory pressure give back what can be made again; journal only without it."""
+        bundle = self.bundle
+        for model in (bundle.target, bundle.draft):
+            if model is not None:
+                model.zone.journals = not pressed
+        if not pressed:
+            return
+        self.prefixes.configure(0)
+        if bundle.draft is not None and isinstance(bundle.arena, KvArena):
+            bundle.draft.rewind(0)
+            bundle.arena.release("draft", 0, 0)
 
     def _rewind(self, length: int) -> None:
         self.bundle.target.rewind(length)

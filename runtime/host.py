@@ -42,7 +42,7 @@ class SessionSettings:
         threads: intra-op threads of a forward session.
         weights_folder: the real directory of the bundle file, which holds the graphs' external weights.
         native: the project's own CPU kernels, or why they are not used.
-        device: name of the device; empty for the CPU.
+        device: name of the device; empty for the CPU. `device_memory` is its bytes.
         provider_options: of onnxruntime.
     """
 
@@ -51,6 +51,7 @@ class SessionSettings:
     weights_folder: str
     native: NativeLibrary
     device: str = ""
+    device_memory: int | None = None
     provider_options: Mapping[str, str] = field(default_factory=dict)
 
     @property

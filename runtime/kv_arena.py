@@ -46,6 +46,7 @@ class KvZone:
         secure_rollback: overwrite rejected rows with zeros.
 
     Attributes:
+        journals: rejected rows are noted in the journal.
         reach: rows from the start that were ever written, valid or not, since the memory behind them was given back.
         settled: leading valid rows that no rewind has touched since this was last set.
     """
@@ -62,6 +63,7 @@ class KvZone:
         self.pools = pools
         self.capacity = capacity
         self.length = 0
+        self.journals = True
         self.reach = 0
         self.settled = 0
         self.journal: deque[Rejected] = deque(maxlen=_JOURNAL_ENTRIES)
@@ -123,7 +125,8 @@ class KvZone:
     def _reject(self, start: int, end: int) -> None:
         if start == end:
             return
-        self.journal.append(Rejected(start, end))
+        if self.journals:
+            self.journal.append(Rejected(start, end))
         if self._secure:
             for pool in self.pools.values():
                 pool[:, :, np.arange(start, end) % pool.shape[2]] = 0

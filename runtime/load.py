@@ -18,6 +18,7 @@ from dsc.runtime.generate import LoadedBundle, SpeculativeModel
 from dsc.runtime.host import SessionSettings, choose_threads, require_onnxruntime, require_provider
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.placer import Placer, forward_graph
+from dsc.runtime.resources import apply_profile, choose_profile, describe_profile, device_facts
 from dsc.runtime.text import TextCodec
 from dsc.runtime.verified_files import VerifyMode, verify_bundle
 
@@ -72,7 +73,13 @@ def load(
     else:
         placer = Placer(bundle, settings, KvArena(plan, config.secure_rollback), limit)
     target = placer.place("target", manifest.target)
-    draft, draft_failure = placer.place_draft(strict)
+    facts = device_facts(placer.settings)
+    profile = choose_profile(config, facts)
+    config = apply_profile(config, profile)
+    if profile is not None and not profile.draft:
+        draft, draft_failure = None, f"the profile {profile.name!r} leaves the draft model out"
+    else:
+        draft, draft_failure = placer.place_draft(strict)
     return SpeculativeModel(
         LoadedBundle(
             manifest=manifest,
@@ -84,6 +91,7 @@ def load(
             target=target,
             draft=draft,
             draft_failure=draft_failure,
+            profile=describe_profile(config, profile, facts),
             codec=TextCodec(_tokenizer_files(bundle)) if manifest.tokenizer.members else None,
             max_length=limit,
             override=Path(override) if override is not None else None,

@@ -15,6 +15,7 @@ from typing import Any
 from dsc.bundle_schema.dflash_config import DflashConfig, apply_override
 from dsc.bundle_schema.errors import ConfigError, DscError
 from dsc.bundle_schema.strict_json import parse_object
+from dsc.runtime.memory_pressure import PressureWatch
 
 
 class LiveConfig:
@@ -23,21 +24,24 @@ class LiveConfig:
     Args:
         bundle: as compiled.
         override: file of changes; need not exist.
+        watch: changes the configuration while memory is short.
 
     Attributes:
         current: what decides the next round.
+        configured: the same without what memory pressure has changed.
         version: rises with every change of `current`.
         updates: what was taken and what was refused, in words, newest last.
     """
 
-    def __init__(self, bundle: DflashConfig, override: Path | None = None) -> None:
-        self.current = bundle
+    def __init__(self, bundle: DflashConfig, override: Path | None = None, watch: PressureWatch | None = None) -> None:
+        self.current = self.configured = bundle
         self.version = 0
         self.updates: list[str] = []
         self._bundle = bundle
         self._called: dict[str, Any] = {}
         self._from_file: dict[str, Any] = {}
         self._file = override
+        self._watch = watch
         self._seen: tuple[int, int] | None = None
         self.poll()
 
@@ -56,7 +60,13 @@ class LiveConfig:
         self._called = called
 
     def poll(self) -> None:
-        """Take the override file's changes if it has changed; a bad file is reported and not taken."""
+        """Take the override file's changes if it has changed; a bad file is reported and not taken.
+
+        The same for memory that has become short, or is no more.
+        """
+        if self._watch is not None and self._watch.changed(self.configured.pressure):
+            changes = self._watch.changes(self.configured)
+            self._take(self._called, self._from_file, f"memory pressure: {', '.join(changes) or 'it has ended'}")
         if self._file is None or (stamp := _stamp(self._file)) == self._seen:
             return
         self._seen = stamp
@@ -69,9 +79,16 @@ class LiveConfig:
             self._from_file = changes
 
     def _take(self, called: Mapping[str, Any], from_file: Mapping[str, Any], what: str) -> None:
-        self.current = apply_override(self._bundle, {**called, **from_file})
+        self.configured = apply_override(self._bundle, {**called, **from_file})
+        pressed = self._watch.changes(self.configured) if self._watch is not None else {}
+        self.current = apply_override(self.configured, pressed) if pressed else self.configured
         self.version += 1
         self._report(f"taken, {what}")
+
+    @property
+    def pressed(self) -> bool:
+        """Memory is short."""
+        return self._watch is not None and self._watch.pressed
 
     def _report(self, text: str) -> None:
         self.updates = [*self.updates[-15:], text]

@@ -16,6 +16,7 @@ from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.continuation_cache import ContinuationCache, ContinuationProposer
 from dsc.runtime.costs import MEASURED_HERE, costs_for
 from dsc.runtime.host import SessionSettings
+from dsc.runtime.memory_pressure import PressureWatch
 from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
 from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.schedule_costs import LiveCosts
@@ -44,7 +45,7 @@ class Scheduler:
         draft: CachedModel | None,
         draft_failure: str,
     ) -> None:
-        self.live = LiveConfig(config, override)
+        self.live = LiveConfig(config, override, PressureWatch(manifest.draft.kind))
         self.continuations = ContinuationCache(self.live.current.cache)
         self._manifest = manifest
         self._settings = settings
@@ -64,7 +65,7 @@ class Scheduler:
         return tuple(kind for kind in [*self._proposers, "cache"] if self._allowed(kind))
 
     def _allowed(self, kind: str) -> bool:
-        config = self.live.current
+        config = self.live.configured  # memory pressure lets a proposer rest, it refuses no request that names it
         row = config.proposers.get(kind)  # type: ignore[call-overload]
         if kind == "cache":
             return row is not None and row.enabled and config.cache.enabled

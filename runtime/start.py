@@ -40,6 +40,7 @@ def start_decoding(
     judge = judge_for(bundle, sampling, hooks)
     stats.kernels, stats.kernels_reason = judge.kernels, judge.reason
     speculator = scheduler.speculator(request.speculation, len(tokens), stats, trace is not None)
+    stats.memory_pressure = scheduler.live.pressed
     if trace is not None:
         trace.request(stats, tokens, request.max_tokens, request.stop_ids)
     return Decoding(
@@ -61,6 +62,7 @@ def _describe(bundle: LoadedBundle, stats: GenerationStats, request: Request, se
     stats.certificate = bundle.certificate.verdict
     if bundle.certificate.kernels != bundle.settings.kernels:
         stats.certificate += f" (measured with {bundle.certificate.kernels} kernels)"
+    stats.profile = bundle.profile
     stats.seed = seed
     stats.prompt_tokens = len(request.ids)
     stats.cached_tokens = bundle.target.length

@@ -37,6 +37,8 @@ class GenerationStats:
         policy: the policy that chooses them; `config_version` counts the changes of the configuration it acts on and
             `config_updates` tells the latest, refused ones with the reason.
         sharing: in an engine, whether the rounds share a forward with other sequences, or why not; empty outside.
+        profile: what the device's profile decided at load.
+        memory_pressure: the machine's memory is nearly full, and what the configuration says for it is in force.
         seed: of the draws; None when there were none.
         prompt_tokens: tokens of the prompt; `cached_tokens` of them were not read, because the live cache or a
             saved text held them; `restored_tokens` is what it came to with rows from a saved text, 0 without.
@@ -69,6 +71,8 @@ class GenerationStats:
     config_version: int = 0
     config_updates: list[str] = field(default_factory=list)
     sharing: str = ""
+    profile: str = ""
+    memory_pressure: bool = False
     seed: int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0

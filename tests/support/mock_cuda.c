@@ -33,6 +33,7 @@ int cuInit(unsigned flags) { (void)flags; return 0; }
 int cuDriverGetVersion(int *version) { *version = driver_version; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
 int cuDeviceGetName(char *name, int length, int device) { (void)device; snprintf(name, length, "Mock GPU"); return 0; }
+int cuDeviceTotalMem_v2(size_t *nbytes, int device) { (void)device; *nbytes = (size_t)80 << 30; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     *value = attribute == 75 ? major : attribute == 76 ? minor : attribute == 16 ? 132 : attribute == 97 ? 232448 : 0;
