@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
-import subprocess
-from pathlib import Path
 
 import pytest
 from launch_records import mock_image, record
@@ -17,16 +14,10 @@ from dsc.kernels.kernel_table import variants_for_model
 from dsc.kernels.launch_record import KernelArg
 from dsc.runtime.cuda_driver import CudaDriver
 
-SOURCE = Path(__file__).parents[1] / "support" / "mock_cuda.c"
 
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc, which builds the mock driver, is not installed")
-    path = tmp_path_factory.mktemp("mock") / "libmockcuda.so"
-    subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
-    return str(path)
+@pytest.fixture
+def library(mock_library):
+    return mock_library
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from launch_records import mock_image, record
@@ -17,18 +14,12 @@ from dsc.kernels.launch_record import KernelArg
 from dsc.runtime.cuda_driver import CudaDriver
 from dsc.runtime.device_kernels import DeviceKernels, VerifyTail, attention_parts, bind_verify, verify_parts
 
-SOURCE = Path(__file__).parents[1] / "support" / "mock_cuda.c"
-
 
 @pytest.fixture(scope="module")
-def mock(tmp_path_factory):
-    if shutil.which("gcc") is None:
-        pytest.skip("gcc, which builds the mock driver, is not installed")
-    path = tmp_path_factory.mktemp("mock") / "libmockcuda.so"
-    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
-    handle = ctypes.CDLL(str(path))
+def mock(mock_library):
+    handle = ctypes.CDLL(mock_library)
     handle.mock_events.restype = ctypes.c_char_p
-    return str(path), handle
+    return mock_library, handle
 
 
 @pytest.fixture
