@@ -30,6 +30,7 @@ from dsc.runtime.prefill_budget import PrefillBudget, fair_shares
 from dsc.runtime.request import FinishReason, Prompt
 from dsc.runtime.session import ForwardSession
 from dsc.runtime.start import start_decoding
+from dsc.runtime.tenants import cap_request, tenant_cap
 from dsc.runtime.ticket import Ticket
 from dsc.runtime.trace import open_trace
 from dsc.runtime.waiting_line import WaitingLine
@@ -108,7 +109,9 @@ class Engine:
         reason = why_apart(bundle.target.session, bundle.settings.kernels)
         self._forward = TargetForward(self._target, self._pool, reason)
         self._budget = PrefillBudget(prefill_stretch, self._target.chunk)
-        self._line = WaitingLine(whole_number(max_waiting, "max_waiting", 1))
+        self._line = WaitingLine(
+            whole_number(max_waiting, "max_waiting", 1), lambda tenant: tenant_cap(model.config, tenant).weight
+        )
         self._running: list[Running] = []
         self._changed = Condition()
         self._background = background
@@ -121,7 +124,7 @@ class Engine:
         """Queue a request.
 
         Args:
-            tenant: requests of different tenants take turns for free slots.
+            tenant: requests of different tenants take turns for free slots by their weights, within their caps.
             time_limit: seconds from now after which the request ends with what it has.
             options: those of `SpeculativeModel.generate`.
 
@@ -130,6 +133,7 @@ class Engine:
             GenerationError: the prompt does not fit, too many requests wait, or the engine is closed.
         """
         request = self._model.stream(prompt, **options).request
+        request = cap_request(request, tenant_cap(self._model.config, tenant))
         if time_limit is not None and not time_limit > 0:
             raise RequestError("time_limit", f"seconds above 0 are required, got {time_limit!r}")
         with self._changed:

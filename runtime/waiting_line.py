@@ -1,9 +1,9 @@
-"""Requests that wait for a slot: tenants take turns, and each tenant's requests keep their order."""
+"""Requests that wait for a slot: tenants take turns by their weights, and each tenant's requests keep their order."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dsc.bundle_schema.errors import GenerationError
 from dsc.runtime.ticket import Ticket
@@ -12,16 +12,26 @@ Entry = tuple[Ticket, float | None]
 """A request, and the clock time at which its time is over."""
 
 
+def _equal(tenant: str) -> float:
+    return 1.0
+
+
 class WaitingLine:
     """First come, first served among tenants who have something waiting, one request of each in turn.
 
+    A tenant of weight w has w turns for each of a tenant of weight 1 (stride scheduling, Waldspurger 1995).
+
     Args:
         most: requests that may wait.
+        weight: of a tenant, above 0.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, weight: Callable[[str], float] = _equal) -> None:
         self._most = most
+        self._weight = weight
         self._tenants: dict[str, deque[Entry]] = {}
+        self._due: dict[str, float] = {}  # when a tenant's next turn is, on a clock that its turns move
+        self._now = 0.0
 
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
@@ -38,9 +48,12 @@ class WaitingLine:
 
     def next(self) -> Entry | None:
         """Take the request whose turn it is; its tenant goes to the end."""
-        tenant = next(iter(self._tenants), None)
-        if tenant is None:
+        if not self._tenants:
             return None
+        tenant = min(self._tenants, key=lambda name: self._due.get(name, self._now))
+        self._now = self._due.get(tenant, self._now)
+        self._due[tenant] = self._now + 1 / self._weight(tenant)
+        self._due = {name: due for name, due in self._due.items() if due > self._now}  # waiting saves no turns up
         own = self._tenants.pop(tenant)
         entry = own.popleft()
         if own:
