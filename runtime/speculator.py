@@ -160,7 +160,7 @@ class Speculator:
         if self._options.window is not None:
             return self._options.window
         if config.policy == "fixed" and not proposer.sizes_blocks:
-            cap = config.windows.default
+            cap = min(config.windows.default, self._options.max_window or MAX_WINDOW)
         else:
             cap = self._options.max_window or config.windows.max
         return min(cap, config.proposers.get(proposer.kind, ProposerRow()).max_window)
