@@ -16,7 +16,8 @@ from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
 from dsc.compiler.trace_reader import TracedRequest, recorded_acceptance
 from dsc.runtime.acceptance import RoundCosts
 from dsc.runtime.continuation_cache import ContinuationCache, ContinuationProposer
-from dsc.runtime.proposers import NgramProposer, Proposer, RowWatcher
+from dsc.runtime.draft_reading import DraftReading
+from dsc.runtime.proposers import LATE, NgramProposer, Proposer, RowWatcher, model_prior
 from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG
@@ -26,7 +27,7 @@ from dsc.runtime.speculator import Draft, SpeculationOptions, Speculator
 _WRONG = -1  # a draft that is no token
 
 
-class RecordedDraft:
+class RecordedDraft(DraftReading):
     """A draft model's drafts, right or wrong as they were in the recording.
 
     Args:
@@ -49,11 +50,12 @@ class RecordedDraft:
         self._rate = rate
         self._prior = prior
         self._seed = seed
+        self.longest = 2**30
         self._read = 0
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """A model always has a proposal."""
-        return self.kind
+        return self.kind_from(self.start)
 
     def silence(self, tokens: Sequence[int]) -> str:
         """Never asked."""
@@ -71,7 +73,7 @@ class RecordedDraft:
             if not self._is_right(start + index):
                 break
             drafts[index] = self._stream[start + index]
-        self._read = start + count - 1
+        self._read = start - self.start + count - 1
         return drafts
 
     def _is_right(self, position: int) -> bool:
@@ -79,17 +81,22 @@ class RecordedDraft:
             self._right[position] = random.Random(self._seed * 2**32 + position).random() < self._rate
         return self._right[position]
 
-    def rewind(self, length: int) -> None:
-        """Drafts past `length` were not proven."""
-        self._read = min(self._read, length)
+    @property
+    def n_read(self) -> int:
+        """As many as its cache would hold."""
+        return self._read
+
+    def forget(self, n_kept: int) -> None:
+        """Drop what would have been read after them."""
+        self._read = min(self._read, n_kept)
+
+    def kind_from(self, start: int) -> str:
+        """Late or not."""
+        return LATE if start else self.kind
 
     def prior(self, kind: str) -> tuple[float, float]:
         """As the runtime expects of this kind."""
-        return (self._prior, self._prior)
-
-    def lag(self, tokens: Sequence[int]) -> int:
-        """Tokens not read yet."""
-        return max(len(tokens) - 1 - self._read, 0)
+        return model_prior((self._prior, self._prior), kind)
 
 
 class RecordedMeter(SignalMeter):
@@ -156,7 +163,8 @@ class ReplaySetup:
         options: of every request; None decodes plainly.
         kinds: who may draft, the preferred one first.
         decide: costs by which it is decided, of a proposer after so many tokens.
-        spend: those that are counted; of plain rounds where the proposer is empty.
+        spend: those that are counted, of a draft that started late or did not; of plain rounds where the proposer is
+            empty.
         rates: proposer -> share of right drafts and what the runtime expects of it.
         reading_ms: what a draft model took to read one token of a long text; 0 when that is not known.
     """
@@ -165,7 +173,7 @@ class ReplaySetup:
     options: SpeculationOptions | None
     kinds: tuple[ProposerKind, ...]
     decide: Callable[[ProposerKind, int], LiveCosts]
-    spend: Callable[[str, int], RoundCosts]
+    spend: Callable[[str, int, bool], RoundCosts]
     rates: Mapping[ProposerKind, tuple[float, float]]
     reading_ms: float = 0.0
 
@@ -187,25 +195,26 @@ def _replay_one(
     speculator = _speculator(setup, request, seed, cache)
     stops = frozenset(request.request.stop_ids)
     middle = (n_prompt + len(stream)) // 2
-    spend = {kind: setup.spend(kind, middle) for kind in ("", *setup.kinds)}
+    spend = {(kind, late): setup.spend(kind, middle, late) for kind in ("", *setup.kinds) for late in (False, True)}
+    step_ms = spend["", False].step_ms
     length = n_prompt + 1  # the prompt's own forward gives the first token
     if speculator is not None:
         speculator.settle(0, 0)
         speculator.rewind(length - 1)
     counts.tokens += len(stream) - length
-    counts.plain_ms += (len(stream) - length) * spend[""].step_ms
+    counts.plain_ms += (len(stream) - length) * step_ms
     while length < len(stream):
         draft = Draft()
         lag_ms = 0.0
         if speculator is not None:
             room = request.request.max_tokens - length - 1
             draft = speculator.propose(stream[:length], room)
-            lag_ms = speculator.catch_up_steps * spend[""].step_ms
+            lag_ms = speculator.catch_up_steps * step_ms
             if setup.reading_ms and draft.lag > SHORT_LAG:
                 lag_ms = draft.lag * setup.reading_ms
         ids = _cut(draft.ids, stops)
         accepted = _matching(ids, stream[length:])
-        costs = spend[draft.proposer if ids else ""]
+        costs = spend[draft.proposer if ids else "", draft.start > 0]
         counts.count(draft, len(ids), accepted, costs.round(len(ids)) * costs.step_ms + lag_ms)
         length += accepted + 1
         if speculator is not None:

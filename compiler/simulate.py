@@ -22,7 +22,7 @@ from dsc.bundle_schema.errors import RequestError
 from dsc.compiler.replay import ReplayCounts, ReplaySetup, replay
 from dsc.compiler.trace_reader import TracedRequest, measured_rounds, read_trace, recorded_acceptance
 from dsc.runtime.acceptance import RoundCosts
-from dsc.runtime.costs import assumed_costs, curve_at, curve_costs
+from dsc.runtime.costs import assumed_costs, curve_costs
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG
 from dsc.runtime.schedule_setup import LOOKUPS, draft_prior
@@ -104,12 +104,12 @@ class _Bench:
     ) -> LiveCosts:
         if not self.curves:
             return assumed_costs(config, kind, earlier)
-        return curve_costs(config, curve_at(self.curves, context), kind, earlier)
+        return curve_costs(config, self.curves, kind, context, earlier)
 
-    def spent(self, kind: str, context: int) -> RoundCosts:
+    def spent(self, kind: str, context: int, late: bool = False) -> RoundCosts:
         """Costs that are counted: the curve's, or with what the trace measured where it measured something."""
         name = cast("ProposerKind", kind or self._draft)
-        return self._costs(self._config, name, context, self._measured.get(name)).costs()
+        return self._costs(self._config, name, context, self._measured.get(name)).costs(late)
 
     def _observe(self) -> dict[ProposerKind, LiveCosts]:
         """Costs that have seen the trace's times, by proposer."""
@@ -119,7 +119,7 @@ class _Bench:
                 context = len(request.request.prompt_ids)
                 measured[kind] = costs = self._costs(self._config, kind, context, measured.get(kind))
                 for line in measured_rounds([request]):
-                    drafted = len(line.draft_ids) if line.proposer == kind and line.lag <= 1 else 0
+                    drafted = len(line.draft_ids) if line.proposer == kind and line.lag <= 1 and not line.start else 0
                     costs.observe(len(line.draft_ids) + 1, line.ms["forward"], drafted, line.ms.get("propose", 0.0))
         return measured
 
@@ -128,7 +128,7 @@ class _Bench:
         lines = [line for line in measured_rounds(self._requests) if line.lag > SHORT_LAG and line.draft_ids]
         ms = 0.0
         for line in lines:
-            costs = self.spent(self._draft, line.n_tokens)
+            costs = self.spent(self._draft, line.n_tokens, line.start > 0)
             ms += line.ms["propose"] - costs.drafting(len(line.draft_ids)) * costs.step_ms
         n_read = sum(line.lag for line in lines)
         return max(ms, 0.0) / n_read if n_read else 0.0

@@ -40,6 +40,7 @@ class RoundLine(_Line):
     n_tokens: Annotated[int, Field(ge=1)]
     proposer: str
     lag: Annotated[int, Field(ge=0)] = 0
+    start: Annotated[int, Field(ge=0)] = 0
     draft_ids: list[int]
     accepted: Annotated[int, Field(ge=0)]
     new_ids: Annotated[Ids, Field(min_length=1)]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dsc.bundle_schema.dflash_config import ContinuationCache as CacheConfig
 from dsc.bundle_schema.dflash_config import ProposerKind
 from dsc.bundle_schema.errors import HostError, RequestError
-from dsc.runtime.proposers import RowWatcher
+from dsc.runtime.proposers import Lookup
 
 SEGMENT = 64  # tokens between keys; a continuation is twice as long, so that windows are not cut at the next key
 _OFFSET, _PRIME, _TURN, _MASK = 0xCBF29CE484222325, 0x100000001B3, 0x9E3779B97F4A7C15, 2**64 - 1
@@ -224,7 +224,7 @@ def _entries(arrays: dict[str, NDArray[np.int64]], vocab_size: int) -> list[Cont
     return [Continuation(piece.copy(), *row) for piece, row in zip(pieces, numbers, strict=True)]
 
 
-class ContinuationProposer:
+class ContinuationProposer(Lookup):
     """Drafts what followed the same text last time; made anew for each request.
 
     Args:
@@ -233,8 +233,6 @@ class ContinuationProposer:
     """
 
     kind: ProposerKind = "cache"
-    sizes_blocks = True
-    watch: RowWatcher | None = None
     # First and later acceptance for a continuation seen once, or the same more than once.
     _PRIORS: ClassVar[dict[str, tuple[float, float]]] = {"once": (0.8, 0.95), "often": (0.95, 0.98)}
 
@@ -280,7 +278,3 @@ class ContinuationProposer:
     def prior(self, kind: str) -> tuple[float, float]:
         """By how often the same followed."""
         return self._PRIORS[kind]
-
-    def lag(self, tokens: Sequence[int]) -> int:
-        """Nothing has to be read."""
-        return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from dsc.bundle_schema.dflash_config import CostCurve, DflashConfig, ProposerKind
+from dsc.runtime.draft_reading import LATE_TOKENS
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.schedule_costs import LiveCosts
 
@@ -56,7 +57,7 @@ def costs_for(
         source = f"measured on {curves[0].device}"
     if not curves:
         return assumed_costs(config, kind, earlier), "assumed"
-    return curve_costs(config, curve_at(curves, context), kind, earlier), source
+    return curve_costs(config, curves, kind, context, earlier), source
 
 
 def curve_at(curves: Sequence[CostCurve], context: int) -> CostCurve:
@@ -88,11 +89,23 @@ def curve_at(curves: Sequence[CostCurve], context: int) -> CostCurve:
 
 
 def curve_costs(
-    config: DflashConfig, curve: CostCurve, kind: ProposerKind, earlier: LiveCosts | None = None
+    config: DflashConfig,
+    curves: Sequence[CostCurve],
+    kind: ProposerKind,
+    context: int,
+    earlier: LiveCosts | None = None,
 ) -> LiveCosts:
-    """Costs of rounds with a proposer by a measured curve."""
-    draft_ms, read_ms = curve.draft_ms.get(kind, ()), curve.read_ms.get(kind, 0.0)
-    return LiveCosts(curve.verify_ms, draft_ms, curve.host_ms, config.calibrated.decay, read_ms, earlier)
+    """Costs of rounds with a proposer after `context` tokens by a device's measured curves."""
+    curve, late = curve_at(curves, context), curve_at(curves, min(context, LATE_TOKENS))
+    return LiveCosts(
+        curve.verify_ms,
+        curve.draft_ms.get(kind, ()),
+        curve.host_ms,
+        config.calibrated.decay,
+        curve.read_ms.get(kind, 0.0),
+        earlier,
+        late.draft_ms.get(kind, ()),
+    )
 
 
 def assumed_costs(config: DflashConfig, kind: ProposerKind, earlier: LiveCosts | None = None) -> LiveCosts:

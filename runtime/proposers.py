@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 
 from dsc.bundle_schema.dflash_config import ProposerKind
 from dsc.runtime.cached_model import CachedModel
+from dsc.runtime.draft_reading import DraftReading
 from dsc.runtime.ngram import Match, NgramIndex, continuation
 
 RowWatcher = Callable[[NDArray[np.float32]], None]
+
+LATE = "late"
+LATE_SHARE = 0.8  # of drafts that would have held; about that of SmolLM2-135M's int4 weights for its fp32 ones
 
 _LENGTHS = ((16, "16+"), (8, "8-15"), (4, "4-7"))
 
@@ -51,11 +55,44 @@ class Proposer(Protocol):
     def prior(self, kind: str) -> tuple[float, float]:
         """Acceptance of the first and of later drafts of `kind` to expect before any was seen."""
 
-    def lag(self, tokens: Sequence[int]) -> int:
-        """Tokens that must be read before the first draft can be made, the last one not counted."""
+    def lag(self, tokens: Sequence[int], start: int | None = None) -> int:
+        """Tokens that must be read before the first draft can be made, the last one not counted; those from `start` on
+        if it were to start reading there.
+        """
+
+    def starts(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Places of the sequence at which its reading could start, the present one first; empty when it never reads."""
+
+    def begin(self, start: int) -> None:
+        """Start reading at one of those places."""
+
+    def kind_from(self, start: int) -> str:
+        """The kind of its proposals if it were to start there."""
 
 
-class NgramProposer:
+class Lookup:
+    """A proposer that copies: it computes nothing and reads nothing."""
+
+    sizes_blocks = True
+    watch: RowWatcher | None = None
+
+    def lag(self, tokens: Sequence[int], start: int | None = None) -> int:
+        """Nothing has to be read."""
+        return 0
+
+    def starts(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """It does not read."""
+        return ()
+
+    def begin(self, start: int) -> None:
+        """Never asked."""
+
+    def kind_from(self, start: int) -> str:
+        """Never asked."""
+        return ""
+
+
+class NgramProposer(Lookup):
     """Prompt lookup: what followed where the sequence looked before as its end looks now (Saxena 2023).
 
     Longer matches hold more often, and so do those whose occurrences agree on what follows. The kind says both: the
@@ -64,7 +101,6 @@ class NgramProposer:
     """
 
     kind: ProposerKind = "ngram"
-    sizes_blocks = True
     # First and later acceptance, from greedy answers of SmolLM2-135M to half of the benchmark's prompts.
     _PRIORS: ClassVar[dict[str, tuple[float, float]]] = {
         "1 only": (0.28, 0.7), "1 all": (0.33, 0.67), "1 most": (0.2, 0.56), "1 few": (0.1, 0.6),
@@ -78,7 +114,6 @@ class NgramProposer:
     def __init__(self, min_match: int = 1, max_match: int = 4) -> None:
         self._index = NgramIndex(min_match, max_match)
         self._match: Match | None = None
-        self.watch: RowWatcher | None = None
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """Length and agreement of the match."""
@@ -107,10 +142,6 @@ class NgramProposer:
         """By length and agreement."""
         return self._PRIORS[kind]
 
-    def lag(self, tokens: Sequence[int]) -> int:
-        """Nothing has to be read."""
-        return 0
-
 
 def _kind(match: Match) -> str:
     length = next((name for least, name in _LENGTHS if match.length >= least), str(match.length))
@@ -121,11 +152,12 @@ def _kind(match: Match) -> str:
     return f"{length} most" if 2 * match.agreeing >= match.occurrences else f"{length} few"
 
 
-class ModelProposer:
+class ModelProposer(DraftReading):
     """A language model drafts greedily: a smaller one, or the target's own weights at lower precision.
 
     Its cache holds the tokens it has read. What it drafted itself stays valid as far as the target accepted it;
-    anything it has not read, because it was not asked for a while, is read before it drafts again.
+    anything it has not read, because it was not asked for a while, is read before it drafts again. Proposals after a
+    late start are a kind of their own, ``late``.
 
     Its vocabulary may be smaller than the target's. It then reads `unknown_id` for a token that it has no embedding
     for, and does not draft right after one: what follows such a token is not a question that it can answer.
@@ -152,6 +184,7 @@ class ModelProposer:
         unknown_id: int = 0,
     ) -> None:
         self.kind = kind
+        self.longest = model.max_length
         self._model = model
         self._prior = prior
         self._n_shared = n_shared
@@ -161,7 +194,7 @@ class ModelProposer:
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """A model has a proposal unless the sequence is longer than it can read or ends in an unknown token."""
-        return None if self.silence(tokens) else self.kind
+        return None if self.silence(tokens) else self.kind_from(self.start)
 
     def silence(self, tokens: Sequence[int]) -> str:
         """Its context is full, or it does not know the last token."""
@@ -171,25 +204,36 @@ class ModelProposer:
 
     def room(self, tokens: Sequence[int]) -> int:
         """Its context must hold the sequence and all drafts but the last."""
-        return max(self._model.max_length - len(tokens) + 1, 0)
+        return max(self.longest - (len(tokens) - self.start) + 1, 0)
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """Read what is new, then take the most likely shared token `count` times."""
         model = self._model
-        rows = model.read_whole_chunks(self._readable(tokens[model.length :]))
+        rows = model.read_whole_chunks(self._readable(tokens[self.start + model.length :]))
         return model.draft(rows, count, self._n_shared, self.watch)
 
     def _readable(self, tokens: Sequence[int]) -> list[int]:
         return [token if token < self._vocab_size else self._unknown_id for token in tokens]
 
-    def rewind(self, length: int) -> None:
-        """Drop what was read after the first `length` tokens."""
-        self._model.rewind(length)
+    @property
+    def n_read(self) -> int:
+        """Rows of its cache."""
+        return self._model.length
+
+    def forget(self, n_kept: int) -> None:
+        """Drop the later rows."""
+        self._model.rewind(n_kept)
+
+    def kind_from(self, start: int) -> str:
+        """Late or not."""
+        return LATE if start else self.kind
 
     def prior(self, kind: str) -> tuple[float, float]:
-        """As stated when the proposer was made."""
-        return self._prior
+        """As stated when the proposer was made; without the beginning of the text it is right less often."""
+        return model_prior(self._prior, kind)
 
-    def lag(self, tokens: Sequence[int]) -> int:
-        """Tokens not read yet."""
-        return max(len(tokens) - 1 - self._model.length, 0)
+
+def model_prior(prior: tuple[float, float], kind: str) -> tuple[float, float]:
+    """Acceptance to expect of a draft model with this `prior` where it has read the whole text."""
+    first, later = prior
+    return (LATE_SHARE * first, LATE_SHARE * later) if kind == LATE else prior

@@ -43,6 +43,7 @@ class LiveCosts:
         weight: of the newest measurement.
         read_ms: of the draft reading one token of a long text; 0 when that is not known.
         earlier: costs whose measurements, of other contexts, hold here too and are added to.
+        late_ms: of proposing 1, 2, ... tokens by a draft that has read only the end of the text; `draft_ms` when empty.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class LiveCosts:
         weight: float,
         read_ms: float = 0.0,
         earlier: LiveCosts | None = None,
+        late_ms: Sequence[float] = (),
     ) -> None:
         self._verify = tuple(verify_ms)
         self._draft = tuple(draft_ms)
+        self._late = tuple(late_ms) or self._draft
         self._host = host_ms
         self._read_ms = read_ms
         self._verify_ratios = earlier._verify_ratios if earlier else Ratios(weight)
@@ -76,10 +79,11 @@ class LiveCosts:
         """The corrected curve of proposing."""
         return self._draft_ratios.correct(self._draft)
 
-    def costs(self) -> RoundCosts:
-        """In plain decoding steps."""
+    def costs(self, late: bool = False) -> RoundCosts:
+        """In plain decoding steps; of a draft that started late."""
         (read_ms,) = self._draft_ratios.correct((self._read_ms,))
-        return RoundCosts.from_ms(self.verify_ms(), self.draft_ms(), self._host, read_ms)
+        draft_ms = self._draft_ratios.correct(self._late) if late else self.draft_ms()
+        return RoundCosts.from_ms(self.verify_ms(), draft_ms, self._host, read_ms)
 
 
 def round_table(costs: RoundCosts) -> list[float]:

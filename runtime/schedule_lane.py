@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dsc.bundle_schema.dflash_config import DflashConfig
 from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
-from dsc.runtime.acceptance import AcceptanceModel
+from dsc.runtime.acceptance import AcceptanceModel, RoundCosts
 from dsc.runtime.fallback import LOOKUP_START, SpeculationAccount, model_start
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_costs import LiveCosts, round_table
@@ -41,6 +41,7 @@ class Lane:
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._kind: str | None = None
+        self.start = 0  # tokens that it leaves out
         self._cost = 1.0
         self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
         self.unread = 0  # tokens that it read first, those of a prompt included
@@ -58,6 +59,8 @@ class Lane:
         """Follow the live costs."""
         self._costs = self.live_costs.costs()
         self._table = round_table(self._costs)
+        self._late_costs = self.live_costs.costs(late=True)
+        self._late_table = round_table(self._late_costs)
 
     def offer(self, tokens: Sequence[int], room: int, generated: int = 0, rate: float = 1.0) -> Offer | str:
         """What it can do now, or why nothing.
@@ -81,17 +84,34 @@ class Lane:
         if kind is None:
             return self.proposer.silence(tokens)
         limit = min(limit, self.proposer.room(tokens))
-        acceptance = self._expect(kind)
-        costs: Sequence[float] = self._table
-        lag = self.proposer.lag(tokens)
-        if lag:
-            tokens_to_come = min(room + 1, max(TYPICAL_TOKENS, generated)) if lag > SHORT_LAG else 0
-            costs = self._with_reading(acceptance, limit, self._costs.catch_up(lag), tokens_to_come)
-        offer = Offer(self.index, limit, acceptance, costs, self.proposer.sizes_blocks)
+        starts = self.proposer.starts(tokens)
+        if not starts:
+            self._kind = kind
+            return Offer(self.index, limit, self._expect(kind), self._table, self.proposer.sizes_blocks)
+        to_come = min(room + 1, max(TYPICAL_TOKENS, generated))
+        offers = [(self._offer_from(start, tokens, limit, to_come), start) for start in starts]
+        offer, self.start = offers[0]
+        if self.account is not None and len(offers) > 1:
+            offer, self.start = max(offers, key=lambda pair: best_window(pair[0])[1])
+        lag = self.proposer.lag(tokens, self.start)
         if lag > SHORT_LAG and self.account is not None and best_window(offer)[1] <= rate:
             return "reading does not pay"
-        self._kind = kind
+        self._kind = self.proposer.kind_from(self.start)
         return offer
+
+    def _offer_from(self, start: int, tokens: Sequence[int], limit: int, to_come: int) -> Offer:
+        """What it can do if it has read from `start` on; reading more than a little must pay in `to_come` tokens."""
+        costs, table = self._costs_from(start)
+        acceptance = self._expect(self.proposer.kind_from(start))
+        lag = self.proposer.lag(tokens, start)
+        if lag:
+            given = acceptance.expected(limit)
+            table = _with_reading(table, costs.catch_up(lag), given, to_come if lag > SHORT_LAG else 0)
+        return Offer(self.index, limit, acceptance, table, self.proposer.sizes_blocks)
+
+    def _costs_from(self, start: int) -> tuple[RoundCosts, list[float]]:
+        """Costs, and those of rounds, if it has read from `start` on."""
+        return (self._late_costs, self._late_table) if start else (self._costs, self._table)
 
     def _expect(self, kind: str) -> AcceptanceModel:
         model = self._acceptance.get(kind)
@@ -101,29 +121,20 @@ class Lane:
             self._acceptance[kind] = model
         return model
 
-    def _with_reading(
-        self, acceptance: AcceptanceModel, limit: int, reading: float, tokens_to_come: int
-    ) -> Sequence[float]:
-        """The costs of rounds with the share of `reading` steps that each has to earn: all of it, or where it is an
-        investment in `tokens_to_come`, that of the tokens which the round is expected to give.
-        """
-        if not tokens_to_come:
-            return [self._table[0], *(cost + reading for cost in self._table[1:])]
-        shares = [reading * given / tokens_to_come for given in acceptance.expected(limit)]
-        return [self._table[0], *(cost + share for cost, share in zip(self._table[1:], shares, strict=False))]
-
     def draft(self, tokens: Sequence[int], window: int) -> list[int]:
         """Up to `window` drafts, fewer or none when the account cannot pay for them."""
-        self.unread = lag = self.proposer.lag(tokens)
-        self.catch_up = self._costs.catch_up(lag) if lag else 0.0
+        known, table = self._costs_from(self.start)
+        self.unread = lag = self.proposer.lag(tokens, self.start)
+        self.catch_up = known.catch_up(lag) if lag else 0.0
         # Reading a long text was decided on its own: the account is for what rounds may lose.
         extra = self.catch_up if lag <= SHORT_LAG else 0.0
-        costs = [self._table[0], *(cost + extra for cost in self._table[1 : window + 1])]
+        costs = [table[0], *(cost + extra for cost in table[1 : window + 1])]
         if self.account is not None:
             window = self.account.admit(costs)
         if window == 0:
             return []
         self._cost = costs[window]
+        self.proposer.begin(self.start)
         return self.proposer.propose(tokens, window)
 
     @property
@@ -141,3 +152,15 @@ class Lane:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self._cost if used else accepted + 1.0
             self.account.settle(drafted if used else 0, accepted, cost)
+
+
+def _with_reading(
+    table: Sequence[float], reading: float, given: Iterable[float], tokens_to_come: int
+) -> Sequence[float]:
+    """The costs of rounds with the share of `reading` steps that each has to earn: all of it, or where it is an
+    investment in `tokens_to_come`, that of the tokens which the round is expected to give.
+    """
+    if not tokens_to_come:
+        return [table[0], *(cost + reading for cost in table[1:])]
+    shares = (reading * tokens / tokens_to_come for tokens in given)
+    return [table[0], *(cost + share for cost, share in zip(table[1:], shares, strict=False))]

@@ -82,6 +82,7 @@ class Draft:
         window: drafts that the policy asked for; a stop token among them may have cut the block.
         signals: what the policy saw; None when it did not look.
         lag: tokens that the proposer had to read before it could draft.
+        start: tokens at the beginning of the sequence that it has left out.
     """
 
     ids: tuple[int, ...] = ()
@@ -90,6 +91,7 @@ class Draft:
     window: int = 0
     signals: Signals | None = None
     lag: int = 0
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class Speculator:
         if not ids:
             return Draft(reason="cool-down", signals=signals)
         self._used = lane
-        return Draft(tuple(ids), "", lane.proposer.kind, choice.window, signals, lane.unread)
+        return Draft(tuple(ids), "", lane.proposer.kind, choice.window, signals, lane.unread, lane.start)
 
     @property
     def catch_up_steps(self) -> float:

@@ -102,6 +102,7 @@ class TraceWriter:
                 "window": draft.window,
                 "reason": draft.reason,
                 "lag": draft.lag,
+                "start": draft.start,
                 "draft_ids": list(draft.ids),
                 "accepted": accepted,
                 "positions": [int(position < accepted) for position in range(judged)],

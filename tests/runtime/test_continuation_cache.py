@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scripted_lm import greedy_reference
 from toy_bundle import toy_bundle
 
+from dsc.bundle_schema.dflash_config import CalibratedPolicy, DflashConfig, Proposer
 from dsc.bundle_schema.dflash_config import ContinuationCache as CacheConfig
-from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
 from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.runtime import load
 from dsc.runtime.continuation_cache import SEGMENT, ContinuationCache, ContinuationProposer
@@ -77,7 +77,8 @@ def test_a_match_is_always_proven_on_the_tokens(texts, bits, data):
             drafts = proposer.propose(text[:n_prompt], proposer.room(text[:n_prompt]))
             assert drafts == known[tuple(text[:n_prompt])][: len(drafts)]
         cache.remember(text, n_prompt)
-        known[tuple(text[:n_prompt])] = text[n_prompt:]
+        if len(text) > n_prompt:  # a text that ends with its prompt says nothing new
+            known[tuple(text[:n_prompt])] = text[n_prompt:]
 
 
 def test_one_bit_collides_and_says_so():
@@ -184,7 +185,8 @@ TARGET = np.random.default_rng(7).normal(size=(31, 31)).astype(np.float32)
 
 
 def test_the_second_run_of_a_prompt_is_proposed_from_the_cache(tmp_path):
-    config = DflashConfig(policy="calibrated", proposers={"cache": Proposer()})
+    by_curve = CalibratedPolicy(refresh_costs=False)
+    config = DflashConfig(policy="calibrated", proposers={"cache": Proposer()}, calibrated=by_curve)
     path = toy_bundle(tmp_path / "toy.dsmodel", TARGET, max_length=256, config=config)
     model = load(path, verify="never")
     expected = greedy_reference(TARGET, [1, 2, 3], 100)
@@ -197,7 +199,8 @@ def test_the_second_run_of_a_prompt_is_proposed_from_the_cache(tmp_path):
     model.save_continuations(tmp_path / "known.npz")
     other = load(path, verify="never")
     assert other.load_continuations(tmp_path / "known.npz") > 0
-    assert other.generate([1, 2, 3], 100).stats.proposers["cache"].accepted == found.accepted
+    again = other.generate([1, 2, 3], 100).stats.proposers["cache"]
+    assert again.accepted == again.proposed >= found.accepted
     model.reset()
     assert "cache" not in model.generate([1, 2, 3], 100).stats.proposers
 

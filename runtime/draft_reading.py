@@ -1,0 +1,61 @@
+"""What of a sequence a draft model has read: all of it so far, or only what came after a late start.
+
+A draft decides nothing, so it may leave out the beginning of a text and read its end as if it were all there is. It is
+then right less often, but does not have to read a long prompt first, and its steps stay those of a short text.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from dsc.bundle_schema.dflash_config import MAX_WINDOW
+
+LATE_TOKENS = 128  # that a late start reads
+
+
+class DraftReading(ABC):
+    """A proposer's place in the sequence.
+
+    Attributes:
+        start: tokens of the sequence before this one are never read.
+        longest: most tokens that it may read.
+    """
+
+    start = 0
+    longest: int
+
+    @property
+    @abstractmethod
+    def n_read(self) -> int:
+        """Tokens read from `start` on."""
+
+    @abstractmethod
+    def forget(self, n_kept: int) -> None:
+        """Only the first `n_kept` of the tokens that were read count."""
+
+    def starts(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Where its reading could start before the next draft: as it is, at the beginning, or late."""
+        late = len(tokens) - 1 - LATE_TOKENS
+        others = [0] if self.start and len(tokens) + MAX_WINDOW <= self.longest else []
+        if self.lag(tokens) > LATE_TOKENS:
+            others.append(late)
+        return (self.start, *others)
+
+    def begin(self, start: int) -> None:
+        """Start reading at `start`; what was read from another place on is of no use."""
+        if start != self.start:
+            self.start = start
+            self.forget(0)
+
+    def lag(self, tokens: Sequence[int], start: int | None = None) -> int:
+        """Tokens not read yet, the last one not counted, if reading starts or has started at `start`."""
+        if start is None or start == self.start:
+            return max(len(tokens) - 1 - self.start - self.n_read, 0)
+        return max(len(tokens) - 1 - start, 0)
+
+    def rewind(self, length: int) -> None:
+        """Only the first `length` tokens of the sequence are still the same."""
+        if length <= self.start:
+            self.begin(0)
+        self.forget(length - self.start)

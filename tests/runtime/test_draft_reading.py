@@ -1,0 +1,163 @@
+"""What a draft model reads before it drafts: all of a text, its end, or nothing where reading would not pay."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_lm import greedy_reference
+from toy_bundle import toy_bundle
+
+from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
+from dsc.runtime import load
+from dsc.runtime.draft_reading import LATE_TOKENS, DraftReading
+from dsc.runtime.schedule_costs import LiveCosts
+from dsc.runtime.schedule_lane import SHORT_LAG, Lane
+from dsc.runtime.schedule_policy import Offer, best_window
+
+VERIFY_MS = tuple(20.0 + row for row in range(16))
+DRAFT_MS = tuple(5.0 * k for k in range(1, 17))
+LATE_MS = tuple(3.0 * k for k in range(1, 17))  # of a short text
+
+
+class Reader(DraftReading):
+    """A draft whose cache is the list of the positions that it has read."""
+
+    kind = "self"
+    sizes_blocks = False
+    watch = None
+    longest = 10_000
+
+    def __init__(self):
+        self.rows = []
+
+    @property
+    def n_read(self):
+        return len(self.rows)
+
+    def forget(self, n_kept):
+        del self.rows[n_kept:]
+
+    def kind_from(self, start):
+        return "late" if start else "self"
+
+    def look(self, tokens):
+        return self.kind_from(self.start)
+
+    def room(self, tokens):
+        return 16
+
+    def prior(self, kind):
+        return (0.7, 0.7) if kind == "late" else (0.9, 0.9)
+
+    def propose(self, tokens, count):
+        self.rows += range(self.start + self.n_read, len(tokens) + count - 1)
+        return [0] * count
+
+
+@given(st.lists(st.tuples(st.sampled_from(["draft", "plain", "restart", "back"]), st.integers(1, 300)), max_size=30))
+def test_what_counts_as_read_is_a_gapless_part_of_the_sequence(steps):
+    reader, length = Reader(), 1
+    for what, number in steps:
+        tokens = [0] * length
+        if what == "draft":
+            assert reader.lag(tokens) == max(length - 1 - reader.start - reader.n_read, 0)
+            reader.propose(tokens, number % 8 + 1)
+            length += number % 3
+        elif what == "restart":
+            starts = reader.starts(tokens)
+            assert starts[0] == reader.start
+            assert len(starts) <= 3
+            reader.begin(starts[number % len(starts)])
+        else:
+            length = length + number if what == "plain" else max(length - number, 1)
+        reader.rewind(length - 1)
+        assert reader.rows == list(range(reader.start, reader.start + reader.n_read))
+        assert reader.start <= max(length - 1, 0)
+        assert reader.start + reader.n_read <= length - 1
+
+
+def lane(read_ms: float, late_ms=LATE_MS) -> Lane:
+    costs = LiveCosts(VERIFY_MS, DRAFT_MS, 0.0, 0.1, read_ms, late_ms=late_ms)
+    return Lane(0, Reader(), costs, DflashConfig(), 8, 1.0)
+
+
+def start_of(read_ms: float, n_prompt: int, room: int, rate: float = 1.0, late_ms=LATE_MS) -> str:
+    made = lane(read_ms, late_ms)
+    offer = made.offer([0] * n_prompt, room, 0, rate)
+    if isinstance(offer, str):
+        return offer
+    made.draft([0] * n_prompt, best_window(offer)[0])
+    return "late" if made.start else "whole"
+
+
+def test_a_draft_reads_a_long_text_only_where_the_rest_of_the_output_can_pay_for_it():
+    assert start_of(read_ms=1.0, n_prompt=1000, room=2000) == "late"
+    assert start_of(read_ms=1.0, n_prompt=50, room=100) == "whole"
+    assert start_of(read_ms=0.05, n_prompt=1000, room=2000) == "whole"
+    assert start_of(read_ms=1.0, n_prompt=100, room=5) == "reading does not pay"
+    assert start_of(read_ms=1.0, n_prompt=1000, room=12) == "reading does not pay"
+
+
+def test_what_the_request_reached_without_the_draft_is_what_its_reading_must_beat():
+    assert start_of(read_ms=1.0, n_prompt=50, room=100, rate=1.2) == "whole"
+    assert start_of(read_ms=1.0, n_prompt=50, room=100, rate=2.5) == "reading does not pay"
+
+
+def test_a_late_draft_goes_back_to_the_beginning_when_its_guesses_are_poor():
+    made = lane(read_ms=1.0)
+    tokens = [0] * 1000
+    starts = []
+    for _ in range(40):
+        offer = made.offer(tokens, 2000, 0, 1.0)
+        if isinstance(offer, Offer) and best_window(offer)[0]:
+            made.draft(tokens, best_window(offer)[0])
+            starts.append(made.start)
+            made.settle(4, 0 if made.start else 4, used=True)
+            made.proposer.rewind(len(tokens))
+        else:
+            made.settle(0, 0, used=False)
+        tokens = [0] * (len(tokens) + 1)
+    assert starts[0] == 1000 - 1 - LATE_TOKENS
+    assert starts[-1] == 0
+
+
+def test_a_small_lag_is_paid_in_one_round():
+    made = lane(read_ms=1.0)
+    made.proposer.propose([0] * 100, 1)
+    offer = made.offer([0] * (100 + SHORT_LAG), 100)
+    assert offer.costs[1] > lane(1.0).offer([0], 100).costs[1]
+    assert made.proposer.lag([0] * (100 + SHORT_LAG)) == SHORT_LAG - 1
+
+
+VOCAB = 13
+RNG = np.random.default_rng(3)
+TARGET = RNG.normal(size=(VOCAB, VOCAB)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("read_ms", "late"), [(4.0, True), (0.001, False)])
+def test_a_late_start_changes_no_token_and_shows_in_the_trace(tmp_path, read_ms, late):
+    curve = CostCurve(device="toy", verify_ms=VERIFY_MS, draft_ms={"self": DRAFT_MS}, read_ms={"self": read_ms})
+    config = DflashConfig(
+        policy="calibrated",
+        costs=(curve,),
+        proposers={"self": Proposer(), "ngram": Proposer(enabled=False)},
+        calibrated=CalibratedPolicy(refresh_costs=False),
+    )
+    draft = TARGET + 0.2 * RNG.normal(size=TARGET.shape).astype(np.float32)
+    path = tmp_path / "toy.dsmodel"
+    toy_bundle(path, TARGET, draft, draft_kind="self", max_length=1024, config=config, history=False)
+    prompt = RNG.integers(0, VOCAB, 400).tolist()
+    file = io.StringIO()
+    model = load(path, verify="never")
+    for length in (400, 390):  # the second prompt is the beginning of the first
+        result = model.generate(prompt[:length], 200, trace=file)
+        assert list(result.ids) == greedy_reference(TARGET, prompt[:length], 200, history=False)
+    rounds = [json.loads(line) for line in file.getvalue().splitlines()]
+    starts = [line["start"] for line in rounds if line["event"] == "round" and line["draft_ids"]]
+    assert starts
+    assert all(starts) if late else not any(starts)
+    if late:
+        assert starts[0] == 400 - LATE_TOKENS
