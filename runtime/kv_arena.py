@@ -68,6 +68,7 @@ class KvZone:
         self.settled = 0
         self.journal: deque[Rejected] = deque(maxlen=_JOURNAL_ENTRIES)
         self._ring_slack = ring_slack
+        self._written = 0  # rows that a ring was written up to, rejected ones included
         self._secure = secure_rollback
 
     @property
@@ -89,6 +90,7 @@ class KvZone:
         start = self.length
         self.length = start + kept
         self.reach = max(self.reach, start + written)
+        self._written = max(self._written, start + written)
         self._reject(self.length, start + written)
 
     def rewind(self, length: int) -> None:
@@ -99,8 +101,8 @@ class KvZone:
         end = self.length
         if length >= end:
             return
-        if self._ring_slack is not None and end - length > self._ring_slack:
-            length = 0
+        if self._ring_slack is not None and self._written - length > self._ring_slack:
+            length = self._written = 0
         self.length = length
         self.settled = min(self.settled, length)
         self._reject(length, end)

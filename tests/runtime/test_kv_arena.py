@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from toy_bundle import toy_plan
 
 from dsc.bundle_schema.errors import PlanError
@@ -61,6 +63,27 @@ def test_a_ring_that_lost_rows_is_read_again():
     assert zone.length == 28
     zone.rewind(5)
     assert zone.length == 0
+
+
+ROUNDS = st.tuples(st.just("round"), st.integers(1, 9), st.integers(1, 9))
+REWINDS = st.tuples(st.just("rewind"), st.integers(0, 12), st.just(0))
+
+
+@given(st.lists(ROUNDS | REWINDS, max_size=40))
+def test_rows_that_a_window_needs_are_never_eaten(events):
+    """A ring as small as the checker allows: whatever was drafted, rejected and wound back, live rows are their own."""
+    zone = KvArena(toy_plan(max_length=400, window=8)).zone("target", 400)
+    n_rows = 8 + 9  # the window and the plan's rollback slack
+    holds = np.full(n_rows, -1)
+    for kind, first, second in events:
+        if kind == "rewind":
+            zone.rewind(max(0, zone.length - first))
+        else:
+            written = np.arange(zone.length, zone.length + first)
+            holds[written % n_rows] = written
+            zone.commit(first, min(first, second))
+        live = np.arange(max(0, zone.length - 8), zone.length)
+        np.testing.assert_array_equal(holds[live % n_rows], live)
 
 
 def test_a_write_into_a_guard_is_named():
