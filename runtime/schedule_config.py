@@ -15,6 +15,7 @@ from typing import Any
 from dsc.bundle_schema.dflash_config import DflashConfig, apply_override
 from dsc.bundle_schema.errors import ConfigError, DscError
 from dsc.bundle_schema.strict_json import parse_object
+from dsc.runtime.config_notes import held_back_fields, unused_fields
 from dsc.runtime.memory_pressure import PressureWatch
 
 
@@ -31,12 +32,14 @@ class LiveConfig:
         configured: the same without what memory pressure has changed.
         version: rises with every change of `current`.
         updates: what was taken and what was refused, in words, newest last.
+        notes: what the configuration asks for and this runtime does not do, with the reason.
     """
 
     def __init__(self, bundle: DflashConfig, override: Path | None = None, watch: PressureWatch | None = None) -> None:
         self.current = self.configured = bundle
         self.version = 0
         self.updates: list[str] = []
+        self.notes = unused_fields(bundle)
         self._bundle = bundle
         self._called: dict[str, Any] = {}
         self._from_file: dict[str, Any] = {}
@@ -79,9 +82,10 @@ class LiveConfig:
             self._from_file = changes
 
     def _take(self, called: Mapping[str, Any], from_file: Mapping[str, Any], what: str) -> None:
-        self.configured = apply_override(self._bundle, {**called, **from_file})
-        pressed = self._watch.changes(self.configured) if self._watch is not None else {}
-        self.current = apply_override(self.configured, pressed) if pressed else self.configured
+        configured = apply_override(self._bundle, {**called, **from_file})
+        pressed = self._watch.changes(configured) if self._watch is not None else {}
+        self.configured, self.current = configured, apply_override(configured, pressed) if pressed else configured
+        self.notes = [*unused_fields(configured), *held_back_fields(self._bundle, configured)]
         self.version += 1
         self._report(f"taken, {what}")
 

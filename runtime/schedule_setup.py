@@ -110,6 +110,7 @@ class Scheduler:
         self.live.poll()
         config = self.live.current
         stats.policy, stats.config_version, stats.config_updates = config.policy, self.live.version, self.live.updates
+        stats.config_notes = self.live.notes
         if options is None:
             stats.speculation_reason = "switched off by the request"
             return None

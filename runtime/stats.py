@@ -35,7 +35,8 @@ class GenerationStats:
         certificate: the verdict of the bundle's certificate.
         costs: where the costs come from by which windows are chosen.
         policy: the policy that chooses them; `config_version` counts the changes of the configuration it acts on and
-            `config_updates` tells the latest, refused ones with the reason.
+            `config_updates` tells the latest, refused ones with the reason. `config_notes` are the fields that
+            this runtime does not act on although they differ from their defaults, each with the reason.
         sharing: in an engine, whether the rounds share a forward with other sequences, or why not; empty outside.
         profile: what the device's profile decided at load.
         memory_pressure: the machine's memory is nearly full, and what the configuration says for it is in force.
@@ -70,6 +71,7 @@ class GenerationStats:
     policy: str = ""
     config_version: int = 0
     config_updates: list[str] = field(default_factory=list)
+    config_notes: list[str] = field(default_factory=list)
     sharing: str = ""
     profile: str = ""
     memory_pressure: bool = False
