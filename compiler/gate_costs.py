@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, cycle, islice
 from statistics import median
 from typing import TYPE_CHECKING
@@ -82,12 +83,12 @@ class _Times:
         draft, token = self._draft, self._text[0]
         if draft is not None:
             draft.rewind(0)
-            self._timed("read", lambda: draft.read(self._draft_text), len(self._draft_text))
+            self._timed("read", partial(draft.read, self._draft_text), len(self._draft_text))
         for rows in range(1, MAX_WINDOW + 1):
-            self._timed(rows, lambda rows=rows: self._target.forward([token] * rows, rows))
+            self._timed(rows, partial(self._target.forward, [token] * rows, rows))
             if draft is not None:
                 # The target's weights have just gone through the processor's cache, as they have in a round.
-                self._timed("draft", lambda: draft.forward([0], 1))
+                self._timed("draft", partial(draft.forward, [0], 1))
 
     def _timed(self, name: int | str, call: Callable[[], object], share: int = 1) -> None:
         start = time.perf_counter()

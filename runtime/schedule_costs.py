@@ -61,8 +61,8 @@ class LiveCosts:
         self._late = tuple(late_ms) or self._draft
         self._host = host_ms
         self._read_ms = read_ms
-        self._verify_ratios = earlier._verify_ratios if earlier else Ratios(weight)
-        self._draft_ratios = earlier._draft_ratios if earlier else Ratios(weight)
+        self._verify_ratios: Ratios = earlier._verify_ratios if earlier else Ratios(weight)
+        self._draft_ratios: Ratios = earlier._draft_ratios if earlier else Ratios(weight)
 
     def observe(self, rows: int, forward_ms: float, drafted: int = 0, draft_ms: float = 0.0) -> None:
         """One round: a forward over `rows` rows, and proposing `drafted` tokens."""

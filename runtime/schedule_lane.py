@@ -101,7 +101,8 @@ class Lane:
 
     def _offer_from(self, start: int, tokens: Sequence[int], limit: int, to_come: int) -> Offer:
         """What it can do if it has read from `start` on; reading more than a little must pay in `to_come` tokens."""
-        costs, table = self._costs_from(start)
+        costs, rounds = self._costs_from(start)
+        table: Sequence[float] = rounds
         acceptance = self._expect(self.proposer.kind_from(start))
         lag = self.proposer.lag(tokens, start)
         if lag:

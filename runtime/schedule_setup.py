@@ -24,7 +24,7 @@ from dsc.runtime.speculator import SpeculationOptions, Speculator
 from dsc.runtime.stats import GenerationStats
 
 LOOKUPS = ("ngram", "cache")  # proposers that compute nothing
-_SELF_PRIOR = 0.9  # acceptance to expect of the target's own weights at lower precision
+_SELF_PRIOR = 0.95  # acceptance to expect of the target's own weights at lower precision
 
 
 class Scheduler:
