@@ -107,6 +107,8 @@ class ParityCheck(StrictModel):
         max_difference: largest absolute difference of a logit.
         logit_range: largest minus smallest reference logit.
         n_argmax_equal: positions with the same best token.
+        correlation: of all logits, each position's mean taken off; rounded weights lower it a little, wrong ones to
+            nothing. None: not measured.
     """
 
     framework: Name
@@ -114,6 +116,7 @@ class ParityCheck(StrictModel):
     max_difference: Difference
     logit_range: Difference
     n_argmax_equal: Number
+    correlation: Annotated[float, Field(ge=-1, le=1)] | None = None
 
 
 class Certificate(StrictModel):

@@ -200,4 +200,12 @@ def check_parity(model: SpeculativeModel, reference: Reference) -> ParityCheck:
         max_difference=float(np.abs(logits - wanted).max()),
         logit_range=float(wanted.max() - wanted.min()),
         n_argmax_equal=int((logits.argmax(1) == wanted.argmax(1)).sum()),
+        correlation=_correlation(logits, wanted),
     )
+
+
+def _correlation(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """Of logits [S, V], each row's mean taken off; 0 where one of them says nothing."""
+    a, b = (rows.astype(np.float64) - rows.mean(axis=1, keepdims=True) for rows in (found, wanted))
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float(np.clip((a * b).sum() / scale, -1, 1)) if scale > 0 else 0.0
