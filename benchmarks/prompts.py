@@ -179,6 +179,16 @@ def _document() -> list[Prompt]:
     return prompts
 
 
+def summaries(count: int) -> list[Prompt]:
+    """Docstrings to be summarised, from the end of the list so that few of them are in a short run's quotations."""
+    prompts = []
+    for module, path in QUOTE_DOCSTRINGS[::-1][:count]:
+        text = (inspect.getdoc(_lookup(module, path)) or "")[:1600]
+        source = f"{module}.{path}" if path else module
+        prompts.append(Prompt("summary", source, f"Summarise the following text in a few sentences:\n\n{text}"))
+    return prompts
+
+
 def all_prompts() -> list[Prompt]:
     """Every prompt, category after category, always in the same order."""
     return [*_chat(), *_edit(), *_quote(), *_document()]
