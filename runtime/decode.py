@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.sampling import UniformDraws
-from dsc.runtime.speculator import Draft, RoundTimes, Speculator
+from dsc.runtime.speculator import Draft, Intent, RoundTimes, Speculator
 from dsc.runtime.stats import GenerationStats, ProposerStats
 from dsc.runtime.trace import TraceWriter
 
 _NO_DRAFT = Draft()
+_NO_INTENT = Intent()
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,32 @@ def speculative_step(run: Decoding) -> list[int]:
 
 def propose(run: Decoding) -> Block:
     """The round's first part: what the target shall read."""
-    unread = run.tokens[run.target.length :]
     spent = run.stats.ms.copy()
+    intent = consider(run)
+    return draft(run, intent, intent.window, spent)
+
+
+def consider(run: Decoding) -> Intent:
+    """What the run would draft; none before its prompt is read, none past the last token that it may have."""
+    if run.speculator is None or len(run.tokens) - run.target.length > 1:
+        return _NO_INTENT
     with phase(run, "propose"):
-        draft = _propose(run) if len(unread) == 1 else _NO_DRAFT
-    return Block(unread, draft, spent)
+        return run.speculator.consider(run.tokens, run.max_tokens - len(run.tokens) - 1)
+
+
+def draft(run: Decoding, intent: Intent, window: int, spent: dict[str, float]) -> Block:
+    """What the target shall read, with at most `window` of the intended drafts, and none after a stop token.
+
+    Args:
+        spent: milliseconds by phase before `consider`.
+    """
+    drafts = _NO_DRAFT
+    if run.speculator is not None and intent is not _NO_INTENT:
+        with phase(run, "propose"):
+            drafts = run.speculator.draft(run.tokens, intent, window)
+    stops = [i for i, token in enumerate(drafts.ids) if token in run.stop_ids]
+    drafts = replace(drafts, ids=drafts.ids[: stops[0] + 1]) if stops else drafts
+    return Block(run.tokens[run.target.length :], drafts, spent)
 
 
 def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[int]:
@@ -173,15 +195,6 @@ def truncate(run: Decoding, length: int) -> int:
     if run.speculator is not None:
         run.speculator.rewind(length - 1)
     return dropped
-
-
-def _propose(run: Decoding) -> Draft:
-    """The round's drafts; none past the last token that the request may have, and none after a stop token."""
-    if run.speculator is None:
-        return _NO_DRAFT
-    draft = run.speculator.propose(run.tokens, run.max_tokens - len(run.tokens) - 1)
-    stops = [i for i, token in enumerate(draft.ids) if token in run.stop_ids]
-    return replace(draft, ids=draft.ids[: stops[0] + 1]) if stops else draft
 
 
 def _edit_logits(run: Decoding, logits: NDArray[np.float32], drafts: Sequence[int]) -> None:

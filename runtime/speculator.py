@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -95,6 +96,30 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Intent:
+    """What a sequence would draft in the next round if it had the round to itself.
+
+    Attributes:
+        offer: the proposer's; None when nothing would be drafted, for the `reason`.
+        joint: the policy weighs drafts by expected tokens a second, so sequences of one round are weighed together.
+    """
+
+    offer: Offer | None = None
+    window: int = 0
+    reason: str = ""
+    signals: Signals | None = None
+    joint: bool = False
+
+    @property
+    def survivals(self) -> list[float]:
+        """Probability that all drafts up to position 1, 2, .. `window` are accepted."""
+        if self.offer is None or not self.window:
+            return []
+        tokens = [1.0, *self.offer.acceptance.expected(self.window)]
+        return [after - before for before, after in pairwise(tokens)]
+
+
+@dataclass(frozen=True)
 class RoundTimes:
     """Milliseconds of one round: proposing, and the target's forward over `rows` rows."""
 
@@ -169,6 +194,11 @@ class Speculator:
 
     def propose(self, tokens: Sequence[int], room: int) -> Draft:
         """Drafts to follow `tokens`, at most `room` of them."""
+        intent = self.consider(tokens, room)
+        return self.draft(tokens, intent, intent.window)
+
+    def consider(self, tokens: Sequence[int], room: int) -> Intent:
+        """What to draft after `tokens`, decided by what is known before anything is drafted."""
         self._live.poll()
         if self._version != self._live.version:
             self._configure()
@@ -178,16 +208,23 @@ class Speculator:
         found = [lane.offer(tokens, room, generated, max(rate, 1.0)) for lane in self._lanes]
         offers = [offer for offer in found if isinstance(offer, Offer)]
         if not offers:
-            return Draft(reason=next(why for why in found if isinstance(why, str)), signals=signals)
+            return Intent(reason=next(why for why in found if isinstance(why, str)), signals=signals)
         choice = self._policy.choose(offers, signals or NO_SIGNALS, self._history)
         if choice.offer is None or choice.window == 0:
-            return Draft(reason=choice.reason, signals=signals)
-        lane = self._lanes[choice.offer.lane]
-        ids = lane.draft(tokens, choice.window)
+            return Intent(reason=choice.reason, signals=signals)
+        joint = self._options.window is None and self._live.current.policy in ("batched", "calibrated")
+        return Intent(choice.offer, choice.window, "", signals, joint)
+
+    def draft(self, tokens: Sequence[int], intent: Intent, window: int) -> Draft:
+        """The drafts of an intent, at most `window` of them."""
+        if intent.offer is None or window == 0:
+            return Draft(reason=intent.reason or "not admitted", signals=intent.signals)
+        lane = self._lanes[intent.offer.lane]
+        ids = lane.draft(tokens, window)
         if not ids:
-            return Draft(reason="cool-down", signals=signals)
+            return Draft(reason="cool-down", signals=intent.signals)
         self._used = lane
-        return Draft(tuple(ids), "", lane.proposer.kind, choice.window, signals, lane.unread, lane.start)
+        return Draft(tuple(ids), "", lane.proposer.kind, window, intent.signals, lane.unread, lane.start)
 
     @property
     def catch_up_steps(self) -> float:
