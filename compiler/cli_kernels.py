@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.errors import CheckFailed, RequestError
 from dsc.compiler.console import print_fields, print_json, print_table
 
 Arch = Annotated[str, typer.Option(help="build target, e.g. sm_90")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="errors with their traceback")]
 
-kernels = typer.Typer(help="List the GPU kernels, or show one.", invoke_without_command=True)
+kernels = typer.Typer(help="List the GPU kernels, show or time them.", invoke_without_command=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def list_command(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """List the GPU kernels, or show one."""
+    """List the GPU kernels, show or time them."""
     if context.invoked_subcommand is not None:
         return
     from dsc.compiler.kernel_sheet import list_kernels
@@ -94,6 +94,29 @@ def show_command(
         print_json(fields)
     else:
         print_fields(name, fields)
+
+
+@kernels.command("bench")
+def bench_command(
+    out: Annotated[Path, typer.Option(help="folder for the table, the plot and the JSON")] = Path("build/kernels"),
+    repeats: Annotated[int, typer.Option(help="interleaved runs of each case, at least 5")] = 7,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Time every kernel on this machine's GPU against torch, and judge its results; exit 1 where one is wrong."""
+    from dsc.compiler.kernel_bench import bench, copy_bandwidth, cuda_clock, open_device, standard_cases, write_report
+
+    device = open_device()
+    lines = bench(device, standard_cases(), cuda_clock, repeats=repeats)
+    files = write_report(out, device.driver.device, copy_bandwidth(cuda_clock), lines)
+    if as_json:
+        print_json([asdict(line) for line in lines])
+    else:
+        rows = [(x.name, x.problem or "agrees", *(f"{v:.2f}" for v in (x.us, x.torch_us, x.ratio))) for x in lines]
+        print_table(f"kernels on {device.driver.device.name}", ("case", "result", "us", "torch us", "ratio"), rows)
+        print_fields("written", {path.name: str(path) for path in files})
+    if wrong := [line.name for line in lines if line.problem]:
+        raise CheckFailed("dsc kernels bench", f"{len(wrong)} results differ from the reference: {', '.join(wrong)}")
 
 
 def _occupancy(found: dict[str, object]) -> str:

@@ -5,9 +5,9 @@ Everything here is computed from compiled code and declared device figures, on a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 
 from dsc.bundle_schema.errors import HostError, RequestError
@@ -16,6 +16,7 @@ from dsc.kernels.gpu_targets import ARCHITECTURES, Architecture, architecture
 from dsc.kernels.kernel_table import KERNELS, all_variants
 from dsc.kernels.kernel_variant import KernelVariant
 from dsc.kernels.launch_record import LaunchRecord
+from dsc.kernels.table import load_contract
 
 _WARP_REGISTERS = 256  # registers are given to warps in units of this many
 _RESERVED_SHARED = 1024  # bytes that CUDA keeps of each block's shared memory
@@ -100,8 +101,8 @@ def show_kernel(name: str, arch: str, axes: Mapping[str, int], *, cache: Path | 
         RequestError: the name or an axis is unknown.
     """
     variant = find_variant(name, arch)
-    (kernel,) = compile_kernels([variant], arch, cache=cache or default_cache(), workers=1)
     sizes = _sizes(variant, axes)
+    (kernel,) = compile_kernels([variant], arch, cache=cache or default_cache(), workers=1)
     nbytes, flops = _cost(variant, sizes)
     card = architecture(arch).reference
     memory, compute = nbytes / card.bandwidth * 1e6, flops / card.tensor_rate * 1e6
@@ -153,35 +154,77 @@ def _sizes(variant: KernelVariant, axes: Mapping[str, int]) -> dict[str, int]:
     defaults = _DEFAULT_AXES[variant.kernel]
     for axis, size in axes.items():
         if axis not in defaults:
-            raise RequestError(f"--axes {axis}", f"{variant.kernel} has no such axis", f"it has {', '.join(defaults)}")
+            raise RequestError(f"--axis {axis}", f"{variant.kernel} has no such axis", f"it has {', '.join(defaults)}")
         if size < 1:
-            raise RequestError(f"--axes {axis}", f"at least 1 is required, got {size}")
+            raise RequestError(f"--axis {axis}", f"at least 1 is required, got {size}")
     return {**defaults, **axes}
 
 
 def _cost(variant: KernelVariant, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """(bytes, floating point operations) that an ideal implementation needs."""
-    head = int(variant.constants.get("HEAD_SIZE", 0))
-    if variant.kernel == "dspark_verify_head_tiled":
-        element = 1 if variant.constants["QUANTISED"] else 2
-        heads, rows = sizes["batch"] * sizes["kv_heads"], sizes["rows"]
-        pool = 2 * heads * sizes["length"] * head * element
-        queries = 2 * 2 * heads * sizes["groups"] * rows * head
-        new = 2 * heads * rows * head * (2 + element)
-        return pool + queries + new, 4 * heads * sizes["groups"] * rows * (sizes["length"] + rows) * head
-    if variant.kernel == "dspark_verify_join_parts":
-        rows = sizes["batch"] * sizes["q_heads"] * sizes["rows"]
-        return rows * (sizes["parts"] * (4 * head + 8) + 2 * head), 2 * rows * sizes["parts"] * head
-    if variant.kernel == "dspark_speculative_verify":
-        logits = sizes["batch"] * sizes["rows"] * sizes["vocab"]
-        return 4 * logits, logits
-    if variant.kernel == "dspark_markov_walk":
-        steps = sizes["batch"] * sizes["n"] * sizes["k"]
-        return steps * 16, 6 * steps
-    element = 1 if variant.constants.get("ELEMENT") == "int8" else 2
-    slots = sizes.get("batch", sizes.get("entries", 1))
-    moved = slots * sizes["pools"] * sizes["kv_heads"] * sizes["steps"] * head * element
-    return (2 * moved if variant.kernel == "dspark_kv_commit" else moved) or 12 * slots, 0
+    """(bytes, floating point operations) of an ideal implementation: the contract's, for what one launch does of it."""
+    if variant.function in _COSTS:
+        return _COSTS[variant.function](sizes, int(variant.constants.get("HEAD_SIZE", 0)))
+    contract, names, width = _CONTRACTS[variant.function]
+    if variant.constants.get("QUANTISED"):
+        contract, width = "VerifyAttentionInt8", 4  # it counts 16-bit rows and an int8 pool itself
+    if variant.constants.get("ELEMENT") == "int8":
+        width = 1
+    axes = {axis: prod(sizes[name] for name in given.split()) for axis, given in names.items()}
+    axes["D"] = int(variant.constants.get("HEAD_SIZE", 0))
+    made = load_contract(contract)
+    return made.nbytes(axes) * width // _FLOAT32, made.flops(axes)
+
+
+_FLOAT32 = 4
+# Function -> contract, its axes as products of the sheet's, and the bytes of an element of its float tensors.
+_CONTRACTS: dict[str, tuple[str, dict[str, str], int]] = {
+    "verify_head_tiled": (
+        "VerifyAttention",
+        {"B": "batch", "Hq": "kv_heads groups", "Hkv": "kv_heads", "S": "rows", "M": "length"},
+        2,
+    ),
+    "kv_commit": ("KvCommit", {"B": "batch pools", "Hkv": "kv_heads", "P": "steps"}, 2),
+    "kv_rollback": ("KvRollback", {"E": "entries"}, 4),
+    "markov_walk": ("MarkovWalk", {"B": "batch", "n": "n", "k": "k"}, 4),
+}
+
+
+def _join_cost(sizes: Mapping[str, int], head: int) -> tuple[int, int]:
+    rows = sizes["batch"] * sizes["q_heads"] * sizes["rows"]
+    return rows * (sizes["parts"] * (4 * head + 8) + 2 * head), 2 * rows * sizes["parts"] * head
+
+
+def _row_cost(sizes: Mapping[str, int], head: int) -> tuple[int, int]:
+    """Statistics or cuts of rows: an ideal one reads each logit once."""
+    logits = sizes["batch"] * sizes["rows"] * sizes["vocab"]
+    return _FLOAT32 * logits, logits
+
+
+def _accept_cost(sizes: Mapping[str, int], head: int) -> tuple[int, int]:
+    """A draw: one row of each sequence."""
+    return _FLOAT32 * sizes["batch"] * sizes["vocab"], 3 * sizes["batch"] * sizes["vocab"]
+
+
+def _accept_greedy_cost(sizes: Mapping[str, int], head: int) -> tuple[int, int]:
+    """A maximum and a token of each row, its draft, and the verdict."""
+    rows = sizes["batch"] * sizes["rows"]
+    return 8 * rows + 8 * rows + 20 * sizes["batch"], rows
+
+
+def _erase_cost(sizes: Mapping[str, int], head: int) -> tuple[int, int]:
+    rows = sizes["entries"] * sizes["pools"] * sizes["kv_heads"] * sizes["steps"]
+    return 2 * rows * head, 0
+
+
+_COSTS: dict[str, Callable[[Mapping[str, int], int], tuple[int, int]]] = {
+    "join_parts": _join_cost,
+    "row_stats": _row_cost,
+    "row_cutoff": _row_cost,
+    "accept_greedy": _accept_greedy_cost,
+    "accept_sampled": _accept_cost,
+    "accept_tree": _accept_cost,
+    "kv_erase": _erase_cost,
+}
 
 
 def require_gpu() -> None:

@@ -167,6 +167,27 @@ def verify_variants() -> tuple[KernelVariant, ...]:
     return (*stats, greedy_variant(), *sampled, *trees)
 
 
+def logits_read(batch: int, steps: int, vocab: int, mode: str, proposal: str = "point_mass") -> int:
+    """The most logits that the verdict's two launches load where no filter truncates.
+
+    Greedy, each once. Sampled, each once for its row's sum, then one row of each sequence for the masses of its tiles
+    and one tile for the token, and each draft's own; the block rule sums the residual of each draft's next row besides.
+    (A residual that rounding leaves empty costs its row once more.)
+
+    Args:
+        batch: sequences.
+        steps: drafts of each.
+        vocab: tokens of a row.
+        mode: of `SpeculativeVerify`.
+        proposal: one of `PROPOSALS`.
+    """
+    rows = batch * (steps + 1) * vocab
+    if mode == "greedy":
+        return rows
+    again = 1 + (max(steps - 1, 0) if mode == "block" else 0)
+    return rows + batch * (again * vocab + min(_DRAW_TILE[proposal], vocab) + steps)
+
+
 def pool_variants(head_size: int, dtype: str) -> tuple[KernelVariant, ...]:
     """Commit, journal replay and erasure over pools of one head size; dtype may be ``int8``.
 

@@ -5,9 +5,11 @@ Import only with TRITON_INTERPRET=1 set. Addresses are those of CPU tensors; the
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
@@ -24,10 +26,13 @@ _TYPES = {"fp16": torch.float16, "fp32": torch.float32, "i8": torch.int8, "i32":
 
 
 def pointer(address: int, kind: torch.dtype) -> torch.Tensor:
-    """One element at an address; a null pointer is given a place that a kernel which does not use it may have."""
+    """A tensor at an address; a null pointer is given a place that a kernel which does not use it may have.
+
+    Its size says nothing, and is the same for every type, since two arguments may share an address.
+    """
     if not address:
         return torch.zeros(1, dtype=kind)
-    return torch.frombuffer((ctypes.c_char * kind.itemsize).from_address(address), dtype=kind)
+    return torch.frombuffer((ctypes.c_char * 8).from_address(address), dtype=torch.uint8).view(kind)
 
 
 class InterpretedKernels(DeviceKernels):
@@ -71,3 +76,25 @@ class InterpretedKernels(DeviceKernels):
             function[bound.blocks](**given, **constants)
 
         return SimpleNamespace(run=run, blocks=bound.blocks, values=bound.values)
+
+
+@contextlib.contextmanager
+def counted_loads(tensor: torch.Tensor) -> Iterator[list[int]]:
+    """A list that gets the number of elements of `tensor` that each load instruction reads."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    first, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+    counts: list[int] = []
+    original = interpreter_builder.create_masked_load
+
+    def load(ptrs, mask, *rest):
+        inside = (ptrs.data >= first) & (ptrs.data < end) & mask.data
+        if inside.any():
+            counts.append(int(inside.sum()))
+        return original(ptrs, mask, *rest)
+
+    interpreter_builder.create_masked_load = load
+    try:
+        yield counts
+    finally:
+        interpreter_builder.create_masked_load = original
