@@ -12,7 +12,7 @@
 
 #include <immintrin.h>
 
-enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 5, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15 };
+enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 5, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15, LINE = 64, AHEAD = 2048 };
 
 /* Activations in int8, and what every unit (a whole group of one weight row, or one remaining pair of blocks of four
  * weight rows) multiplies its lanes by.  4 bits: the elements of a pair of blocks are parted into 32 even and 32 odd
@@ -187,6 +187,15 @@ AVX2_INLINE __m256 load_factors(const float *factors, Unit u, int bits) {
   return bits == 4 ? _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)) : all;
 }
 
+/* Fetches what lies some way behind a whole group: alone the processor fetches too late to keep memory busy. */
+AVX2_INLINE void fetch_ahead(const BlockMatMul *op, Unit u, int bits) {
+  int64_t blocks = AHEAD / (4 * bits);
+  for (int i = 0; i < LANES * 4 * bits; i += LINE)
+    _mm_prefetch(op->weight + (u.block[0] + blocks) * 4 * bits + i, _MM_HINT_T0);
+  _mm_prefetch(op->scales + u.block[0] + blocks, _MM_HINT_T0);
+  if (op->mins) _mm_prefetch(op->mins + u.block[0] + blocks, _MM_HINT_T0);
+}
+
 /* Adds a unit to the lanes of `rows` rows. */
 AVX2_INLINE void add_unit(const Job *job, Unit u, int rows, int bits, __m256 *lanes) {
   const Activations *in = &job->in;
@@ -229,6 +238,7 @@ AVX2_INLINE void multiply_tile(const Job *job, int64_t row, int64_t n, int rows,
     for (int64_t g = 0; g < in->whole; g++) {
       int64_t b = start[c] + g * LANES;
       Unit u = {1, {b, b + 2, b + 4, b + 6}, 0, values + g * PAIRS * PAIR, step, lane + g * LANES};
+      if (row == 0) fetch_ahead(job->op, u, bits);
       add_unit(job, u, rows, bits, lanes[c]);
     }
   }
