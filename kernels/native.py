@@ -54,7 +54,7 @@ def find_library(folder: Path | None = None) -> NativeLibrary:
     """
     if platform.machine().lower() not in _MACHINES:
         return NativeLibrary(None, f"the native kernels need an x86-64 processor, this is {platform.machine()}")
-    path = _installed() if folder is None else folder / built_name()
+    path = installed(_NAME) if folder is None else folder / built_name()
     if path is None or not path.is_file():
         place = "beside this module" if folder is None else f"in {folder}"
         return NativeLibrary(None, f"no native library {place} (it was not built for want of a C compiler?)")
@@ -126,6 +126,7 @@ def _compiler() -> str | None:
     return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
 
 
-def _installed() -> Path | None:
-    candidates = (_FOLDER / f"{_NAME}{suffix}" for suffix in EXTENSION_SUFFIXES)
+def installed(name: str) -> Path | None:
+    """The file of an extension module beside this one, None when it was not built."""
+    candidates = (_FOLDER / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES)
     return next((path for path in candidates if path.is_file()), None)

@@ -15,7 +15,7 @@ from dsc.passes.pipeline import parse_pipeline
 from dsc.passes.quantize_embedding import QuantizeEmbeddingPass
 from dsc.passes.quantize_weights import QuantizeWeightsPass, head_weight
 
-Kernels = Literal["ort", "native", "cuda"]
+Kernels = Literal["ort", "native", "cuda", "cuda_native"]
 Precision = Literal["keep", "fp32", "fp16", "bf16", "int8", "int4"]
 
 NATIVE_BLOCK = 32
@@ -67,14 +67,20 @@ def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions
     Args:
         kernels: ``ort``: those of onnxruntime on the CPU; ``cuda``: those of its GPU provider, in half precision;
             ``native``: the project's own attention, products and activations, whose function bodies serve where its
-            library is absent.
+            library is absent; ``cuda_native``: as ``cuda``, with attention left to the bundle's compiled kernels.
         max_positions: positions that the runtime will ever use.
     """
     rotary = f"fold_rotary={max_positions <= _LONGEST_ROTARY_TABLE},max_positions={max_positions}"
-    lower = f"lower-attention{{{rotary}}},lower-block-matmul" + (",lengths-as-inputs" if kernels == "cuda" else "")
-    half = _HALVES.get(precision, "to-float16" if kernels == "cuda" else "")
+    attention = f"lower-attention{{{rotary}}}"
+    operators = {
+        "ort": f"{attention},lower-block-matmul",
+        "native": "fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul,pack-rows",
+        "cuda": f"{attention},lower-block-matmul,lengths-as-inputs",
+        "cuda_native": "lower-block-matmul",
+    }
+    half = _HALVES.get(precision, "to-float16" if kernels.startswith("cuda") else "")
     return (
-        *parse_pipeline("fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul,pack-rows" if kernels == "native" else lower),
+        *parse_pipeline(operators[kernels]),
         *parse_pipeline(half),
         *parse_pipeline("remove-unused,name-sanity,attach-bodies,stamp-versions"),
     )
@@ -105,6 +111,16 @@ def why_not_native(model: ir.Model, precision: Precision) -> str:
     blocks = {attribute(node, "block", NATIVE_BLOCK) for node in model.graph if is_op(node, "BlockMatMul", DSPARK)}
     others = sorted(blocks - {NATIVE_BLOCK})
     return f"they take blocks of {NATIVE_BLOCK} weights only, got {others[0]}" if others else ""
+
+
+def why_not_cuda_native(model: ir.Model) -> str:
+    """Why the bundle's compiled kernels cannot run the attention that the shared passes left; empty when they can."""
+    nodes = [node for node in model.graph if is_op(node, "VerifyAttention", DSPARK)]
+    if any(value is not None for node in nodes for value in node.inputs[6:]):
+        return "inside a graph they take no attention sinks and no tree masks"
+    if len({attribute(node, "softcap", 0.0) > 0 for node in nodes}) > 1:
+        return "the layers must all have a soft cap, or none"
+    return ""
 
 
 def carried_blocks(

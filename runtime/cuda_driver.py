@@ -122,6 +122,11 @@ class CudaDriver:
         """Make the primary context current in the calling thread; each launching thread does it once."""
         self.call("cuCtxSetCurrent", self._context)
 
+    @property
+    def launch_address(self) -> int:
+        """Of the driver's launch function, for native code."""
+        return ctypes.cast(self._cuda.cuLaunchKernel, c_void_p).value or 0
+
     def prepare(self, record: LaunchRecord, code: bytes) -> PreparedLaunch:
         """Load a kernel (once per image) and set up its argument block.
 
@@ -164,11 +169,15 @@ class PreparedLaunch:
     """A loaded kernel with its argument block; calling it queues one launch on a stream.
 
     Not thread-safe: the argument block is reused. The driver copies it during the call.
+
+    Attributes:
+        function: the driver's handle.
     """
 
     def __init__(self, launch: ctypes._NamedFuncPointer, function: c_void_p, record: LaunchRecord) -> None:
         self.record = record
-        self._launch, self._function = launch, function
+        self.function = function.value or 0
+        self._launch = launch
         unknown = [arg for arg in record.args if not arg.is_pointer and arg.type not in _CELLS]
         if unknown:
             raise KernelError(record.variant, f"argument {unknown[0].name} has the unknown type {unknown[0].type}")
@@ -199,6 +208,6 @@ class PreparedLaunch:
         for cell, value in zip(self._cells, values, strict=True):
             cell.value = value
         threads = record.num_warps * record.warp_size
-        code = self._launch(self._function, *blocks, threads, 1, 1, record.shared, stream, self._block, None)
+        code = self._launch(self.function, *blocks, threads, 1, 1, record.shared, stream, self._block, None)
         if code:
             raise KernelError(record.variant, f"the driver refused the launch {blocks} with code {code}")

@@ -14,17 +14,9 @@ from dsc.bundle_schema.errors import BundleError, GenerationError
 from dsc.bundle_schema.tensors import DType
 from dsc.runtime.cuda_stream import CudaStream
 from dsc.runtime.device_arena import DevicePool
+from dsc.runtime.device_attention import ONNX_TYPES, DeviceAttention
 from dsc.runtime.host import ORT_ERRORS
 
-_ONNX_TYPES = {
-    DType.FLOAT32: 1,
-    DType.UINT8: 2,
-    DType.INT8: 3,
-    DType.INT32: 6,
-    DType.INT64: 7,
-    DType.FLOAT16: 10,
-    DType.BFLOAT16: 16,
-}
 _WORD = 8
 _ALIGN = 32  # words: what the device's allocator itself promises
 
@@ -76,6 +68,8 @@ class CudaForward:
         max_rows: most rows that one call returns logits for.
         chunk: most rows of one call.
         where: the graph's name in errors.
+        stream: that of the session.
+        attention: the kernels that the graph launches itself, which are told the length of the sequence.
     """
 
     def __init__(
@@ -87,6 +81,7 @@ class CudaForward:
         chunk: int,
         where: str,
         stream: CudaStream,
+        attention: DeviceAttention | None = None,
     ) -> None:
         self.where = where
         self.chunk = max(chunk, max_rows)
@@ -97,7 +92,8 @@ class CudaForward:
         self._pools = pools
         self._block = _InputBlock(stream, self.chunk, max_rows)
         self._logits = stream.allocate(4 * max_rows * vocab_size)
-        self._total = np.zeros((), np.int32)
+        self._attention = attention  # must live as long as the session
+        self._total = np.zeros((), np.int32) if attention is None else attention.total_length
         self._options = ort.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._declared = [value.name for value in session.get_inputs()]
@@ -170,7 +166,7 @@ class CudaForward:
                 binding.bind_input(name, "cpu", 0, np.int32, (), self._total.ctypes.data)
                 continue
             pool = self._pools.get(name)
-            kind = _ONNX_TYPES[pool.dtype if pool else _InputBlock.NAMES[name]]
+            kind = ONNX_TYPES[pool.dtype if pool else _InputBlock.NAMES[name]]
             address = pool.address if pool else addresses[name]
             binding.bind_input(name, "cuda", device, kind, pool.shape if pool else shapes[name], address)
         for name in self._outputs:
@@ -179,7 +175,7 @@ class CudaForward:
                 shape = (1, n_logits, self.vocab_size)
                 binding.bind_output(name, "cuda", device, np.float32, shape, self._logits)
             elif pool is not None:
-                binding.bind_output(name, "cuda", device, _ONNX_TYPES[pool.dtype], pool.shape, pool.address)
+                binding.bind_output(name, "cuda", device, ONNX_TYPES[pool.dtype], pool.shape, pool.address)
         return binding
 
 

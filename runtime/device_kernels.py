@@ -63,9 +63,17 @@ class DeviceKernels:
         missing = [arg.name for arg in record.args if arg.name not in values]
         if missing:
             raise KernelError(record.variant, f"the argument {missing[0]} has no value")
-        prepared = self.driver.prepare(record, self._read(self._members[record.variant, record.arch]))
+        prepared = self.load(record)
         sizes = {axis: size for axis, size in axes.items() if isinstance(size, int)}
         return BoundLaunch(prepared, record.blocks(sizes), tuple(values[arg.name] for arg in record.args))
+
+    def load(self, record: LaunchRecord) -> PreparedLaunch:
+        """A variant on the device.
+
+        Raises:
+            HostError: the driver refuses the image.
+        """
+        return self.driver.prepare(record, self._read(self._members[record.variant, record.arch]))
 
 
 def attention_parts(programs: int, length: int, multiprocessors: int, tile_keys: int = 128) -> int:

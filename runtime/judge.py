@@ -38,12 +38,16 @@ def judge_for(bundle: LoadedBundle, sampling: SamplingParams, hooks: Sequence[Lo
     target, tail = bundle.target, bundle.tail
     if tail is None:
         return Judge(target, verifier_for(sampling), bundle.settings.kernels, bundle.settings.native.reason)
+    native = bundle.settings.native
+    notes = [f"attention is onnxruntime's: {native.reason}"] if native.reason else []
     reason = "logits processors, penalties and biases run on the host" if hooks else _refusal(tail, sampling)
     if reason:
         on_host = CachedModel(HostLogits(target.session), target.zone, target.max_length)
-        return Judge(on_host, verifier_for(sampling), "ort", f"the verdict is given on the host: {reason}")
+        return Judge(
+            on_host, verifier_for(sampling), "ort", "; ".join([f"the verdict is the host's: {reason}", *notes])
+        )
     verifier = DeviceGreedyVerifier(tail) if sampling.greedy else DeviceSampledVerifier(tail, sampling)
-    return Judge(target, verifier, "dspark", "")
+    return Judge(target, verifier, "dspark", "; ".join(notes))
 
 
 def _refusal(tail: DeviceTail, sampling: SamplingParams) -> str:

@@ -11,6 +11,7 @@ from dsc.bundle_schema.container import OpenBundle, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, parse_config
 from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, check_plan, parse_plan
+from dsc.kernels.cuda_op import find_cuda_op
 from dsc.kernels.native import NativeLibrary, find_library
 from dsc.runtime.arguments import whole_number
 from dsc.runtime.cuda_placer import CudaPlacer
@@ -44,7 +45,8 @@ def load(
         threads: for the target; one for each CPU that this process may use when None.
         max_length: most tokens of prompt and output together, at most what the bundle was compiled for.
         verify: hash every member ``always``, ``once`` for a file that has not changed since, or ``never``.
-        kernels: ``native`` requires the project's own CPU library, ``ort`` does without, ``auto`` takes it if there.
+        kernels: ``native`` requires the project's own library for the provider, ``ort`` does without, ``auto`` takes
+            it if there.
         strict: a draft that cannot be loaded is an error; otherwise the model decodes plainly and its statistics say
             why.
         certified: refuse a bundle whose certificate's verdict is not ``pass``.
@@ -69,7 +71,7 @@ def load(
     plan = _plan(bundle, "cuda" if provider == "cuda" else "cpu")
     limit = _limit(plan, max_length)
     if provider == "cuda":
-        placer: Placer = CudaPlacer(bundle, settings, plan, config.secure_rollback, limit)
+        placer: Placer = CudaPlacer(bundle, settings, plan, config.secure_rollback, limit, kernels == "native")
     else:
         placer = Placer(bundle, settings, KvArena(plan, config.secure_rollback), limit)
     target = placer.place("target", manifest.target)
@@ -115,11 +117,13 @@ def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: K
         raise RequestError("kernels", f"'auto', 'native' or 'ort' is required, got {kernels!r}")
     require_provider(provider)
     library = NativeLibrary(None, "not asked for")
-    if kernels != "ort" and provider == "cpu":
-        ours = any(graph.functions or graph.role == "forward_native" for graph in bundle.manifest.graphs())
-        library = find_library() if ours else NativeLibrary(None, "the bundle's graphs have none of its operators")
+    if kernels != "ort":
+        graphs = [graph for graph in bundle.manifest.graphs() if graph.backend == provider]
+        ours = any(graph.functions or graph.role == "forward_native" for graph in graphs)
+        find = find_library if provider == "cpu" else find_cuda_op
+        library = find() if ours else NativeLibrary(None, "the bundle's graphs have none of its operators")
     if kernels == "native" and library.path is None:
-        raise HostError("kernels", f"the native CPU library is required: {library.reason}", "load with kernels='auto'")
+        raise HostError("kernels", f"the native library is required: {library.reason}", "load with kernels='auto'")
     folder = os.path.dirname(os.path.realpath(bundle.path))
     return SessionSettings(provider, choose_threads(threads), folder, library)
 

@@ -52,7 +52,7 @@ class Placer:
         graph = forward_graph(self._bundle, self.settings.provider, owner, entry, *roles)
         max_length = min(self._max_length, entry.info.max_length)
         zone: KvZone = self.arena.zone(owner, max_length)
-        session = self.session(graph)
+        session = self.session(graph, self.settings)
         forward = ForwardSession(session, zone, entry.info.vocab_size, MAX_ROWS, PREFILL_CHUNK, graph.member)
         return CachedModel(forward, zone, max_length)
 
@@ -68,11 +68,11 @@ class Placer:
                 raise
             return None, str(error)
 
-    def session(self, entry: GraphEntry) -> Any:
+    def session(self, entry: GraphEntry, settings: SessionSettings) -> Any:
         """An onnxruntime session over a graph, whose weights lie in the bundle file by its present name."""
         name = os.path.basename(os.path.realpath(self._bundle.path))
         graph = relocate_graph(self._bundle.read(entry.member), name, entry.member)
-        return create_session(graph, self.settings, entry.member, self.settings.threads)
+        return create_session(graph, settings, entry.member, settings.threads)
 
 
 def forward_graph(bundle: OpenBundle, provider: str, owner: Owner, entry: ModelEntry, *roles: str) -> GraphEntry:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cuda_bundle import cuda_bundle
+from forward_graphs import HEADS, KV_HEADS, N_LAYERS
 from scripted_lm import greedy_reference
 from stub_cuda.build import build_stubs
 from stub_cuda.worker import TABLE
@@ -63,9 +65,9 @@ def bundle(tmp_path_factory):
 def run(stubs):
     """Calls the worker."""
 
-    def call(path, *calls, capability="9.0"):
+    def call(path, *calls, capability="9.0", kernels="auto"):
         variables = {"LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": str(PACKAGE)}
-        command = [sys.executable, "-P", WORKER, path, capability]
+        command = [sys.executable, "-P", WORKER, path, capability, kernels]
         done = subprocess.run(
             command, input=json.dumps(calls), text=True, capture_output=True, check=False, env=os.environ | variables
         )
@@ -79,6 +81,15 @@ def rounds(events):
     """Events between waits, the wait included."""
     text = "\n".join(events)
     return [piece.strip().splitlines() for piece in re.split(r"(?<=\n)(?=upload)", text) if piece.startswith("upload")]
+
+
+def host_copies(events):
+    """What graphs copy between device and host, or wait for."""
+    return [event for event in events if event.startswith(("copy", "wait")) and "device_to_device" not in event]
+
+
+def streams(events):
+    return {re.search(r"stream (\w+)", event)[1] for event in events if "stream" in event}
 
 
 def kinds(events):
@@ -98,10 +109,9 @@ def test_every_node_runs_on_the_device_and_nothing_is_copied_between_them(result
     loaded, plain = results["loaded"], results["off"]
     assert loaded["on_host"] == []
     assert loaded["kernels"] == {}
-    assert (plain["stats"]["kernels"], plain["stats"]["kernels_reason"]) == ("dspark", "")
-    assert [event for event in plain["events"] if event.startswith(("copy", "wait"))] == []
-    streams = {re.search(r"stream (\w+)", event)[1] for event in plain["events"] if "stream" in event}
-    assert streams == {loaded["stream"]}
+    assert plain["stats"]["kernels"] == "dspark"
+    assert host_copies(plain["events"]) == []
+    assert streams(plain["events"]) == {loaded["stream"]}
 
 
 def test_a_step_is_one_copy_in_the_graph_the_verdict_one_copy_out_and_one_wait(results):
@@ -169,7 +179,7 @@ def test_other_precisions_run_whole_on_the_device_too(run, tmp_path, precision):
     loaded, result = run(path, {"prompt": PROMPT, "max_new_tokens": 8})
     assert loaded["on_host"] == []
     assert result["ids"] == PLAIN[:8]
-    assert [event for event in result["events"] if event.startswith(("copy", "wait"))] == []
+    assert host_copies(result["events"]) == []
 
 
 def test_secure_rollback_clears_rejected_rows_on_the_device(run, tmp_path):
@@ -193,3 +203,71 @@ def test_a_bundle_for_the_cpu_alone_is_refused_with_what_to_do(run, tmp_path):
         f"BundleError: {path}: a forward graph of the target for cuda is required, the bundle has them for: cpu "
         "(compile it with --backend cuda)"
     )
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    """A bundle with a graph whose attention its own kernels run."""
+    return cuda_bundle(tmp_path_factory.mktemp("native") / "native.dsmodel", native=True, max_length=1500)
+
+
+def attention(events):
+    """(rows of grid, block and arguments) of every attention launch, as numbers."""
+    found = [event.split() for event in events if event.startswith("launch verify_head_tiled")]
+    return [(list(map(int, e[3:6])), int(e[7]), [int(word, 16) for word in e[e.index("args") + 1 :]]) for e in found]
+
+
+def test_attention_is_launched_inside_the_graph_over_the_arena_s_pools_on_its_stream(run, native):
+    loaded, result = run(native, {"prompt": PROMPT, "max_new_tokens": 20, "speculation": {"proposer": "ngram"}})
+    assert loaded["on_host"] == []
+    assert result["ids"] == PLAIN[:20]
+    assert (result["stats"]["kernels"], result["stats"]["kernels_reason"]) == ("dspark", "")
+    assert host_copies(result["events"]) == []
+    assert streams(result["events"]) == {loaded["stream"]}
+    launches = attention(result["events"])
+    n_forwards = sum(event.startswith("upload") for event in result["events"])
+    assert len(launches) == N_LAYERS * n_forwards
+    rows = [args[13] for _, _, args in launches]
+    assert rows[:N_LAYERS] == [len(PROMPT)] * N_LAYERS
+    scale = int.from_bytes(struct.pack("<f", 0.25), "little")
+    for i, (grid, threads, args) in enumerate(launches):
+        layer = i % N_LAYERS
+        pools = [int(loaded["pools"][f"{role}_pool.{layer}"], 16) for role in "kv"]
+        assert args[3:5] == pools
+        assert args[14:22] == [1536, KV_HEADS, HEADS // KV_HEADS, 0xFFFFFFFF, 0, 0, scale, 0]
+        assert (grid, threads) == ([1, KV_HEADS, 1], 128)
+
+
+def test_a_long_text_is_cut_into_parts_that_a_second_launch_joins(run, native):
+    prompt = [i * 7 % 80 for i in range(1100)]
+    _, result = run(native, {"prompt": prompt, "max_new_tokens": 3, "speculation": "off"})
+    assert result["ids"] == greedy_reference(TABLE, prompt, 3)
+    last = attention(result["events"])[-1]
+    assert last[0] == [1, KV_HEADS, 2]  # 1,100 keys: two parts of at least four tiles of 128
+    joins = [event.split() for event in result["events"] if event.startswith("launch join_parts")]
+    assert joins[-1][3:6] == [str(HEADS), "1", "1"]
+    assert [int(word, 16) for word in joins[-1][joins[-1].index("args") + 5 :]] == [2, 1, HEADS, 0, 0, 0]
+    tall = attention(result["events"])[0]
+    assert (tall[0], tall[1], tall[2][13]) == ([1, KV_HEADS, 1], 256, 32)  # 64 packed rows take the taller tile
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kernels": "none"}, "attention is onnxruntime's: not built"),
+        ({"kernels": "ort"}, "attention is onnxruntime's: not asked for"),
+        ({"capability": "8.0"}, "built for sm_90, the device has compute capability 8.0"),
+    ],
+)
+def test_without_library_or_kernels_the_attention_is_onnxruntime_s_and_statistics_say_so(run, native, options, reason):
+    _, result = run(native, {"prompt": PROMPT, "max_new_tokens": 10}, **options)
+    assert result["ids"] == PLAIN[:10]
+    assert reason in result["stats"]["kernels_reason"]
+    assert attention(result["events"]) == []
+
+
+def test_kernels_that_are_required_and_cannot_be_had_are_an_error(run, native, bundle):
+    error = run(native, {"prompt": PROMPT}, kernels="native", capability="8.0")[0]["error"]
+    assert error.startswith("HostError: kernels: the bundle's attention kernels are required: ")
+    error = run(bundle, {"prompt": PROMPT}, kernels="native")[0]["error"]
+    assert error.startswith("HostError: kernels: the native library is required: the bundle's graphs have none")

@@ -1,12 +1,14 @@
 """Runs in a process whose onnxruntime is the GPU build and whose CUDA is the stub: loads a bundle and generates.
 
-Usage: ``worker.py BUNDLE CAPABILITY`` with a list of calls as JSON on standard input: keyword arguments of `generate`.
-Writes a list of results: ids, statistics and events of each call; the first is of loading. Logits are those of
+Usage: ``worker.py BUNDLE CAPABILITY KERNELS`` with a list of calls as JSON on standard input: keyword arguments of
+`generate`. KERNELS is the argument of `load`, or ``none``: as if the library had not been built. Writes a list of
+results: ids, statistics and events of each call; the first is of loading. Logits are those of
 `scripted_lm.reference_logits` over TABLE and DRAFT_TABLE.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -19,19 +21,24 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from device import Device  # noqa: E402
 
 from dsc.bundle_schema.errors import DscError  # noqa: E402
-from dsc.runtime import load  # noqa: E402
+from dsc.kernels.native import NativeLibrary  # noqa: E402
 from dsc.runtime.cuda_placer import host_operators  # noqa: E402
+
+loading: Any = importlib.import_module("dsc.runtime.load")  # the package's `load` is the function
 
 VOCAB = 80
 TABLE = np.random.default_rng(4).normal(size=(37, VOCAB)).astype(np.float32)
 DRAFT_TABLE = TABLE + np.random.default_rng(5).normal(scale=0.3, size=TABLE.shape).astype(np.float32)
 
 
-def main(path: str, capability: str, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def main(path: str, capability: str, kernels: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     major, minor = map(int, capability.split("."))
+    if kernels == "none":
+        kernels = "auto"
+        loading.find_cuda_op = lambda: NativeLibrary(None, "not built")
     device = Device({"target": TABLE, "draft": DRAFT_TABLE}, (major, minor))
     try:
-        model = load(path, provider="cuda")
+        model = loading.load(path, provider="cuda", kernels=kernels)
     except DscError as error:
         return [{"error": f"{type(error).__name__}: {error}"}]
     target = model.bundle.target
@@ -39,6 +46,7 @@ def main(path: str, capability: str, calls: list[dict[str, Any]]) -> list[dict[s
         {
             "events": device.events(),
             "on_host": host_operators(target.session._session),
+            "pools": {name: f"{pool.address:x}" for name, pool in target.zone.device_pools.items()},
             "stream": f"{target.session.stream.handle:x}",
             "kernels": model.bundle.tail._kernels.choice.refused,
         }
