@@ -45,7 +45,7 @@ class SilentDraft(NgramProposer):
     sizes_blocks = False
 
     def look(self, tokens: object) -> str:
-        return "1"
+        return "1 only"
 
     def propose(self, tokens: object, count: int) -> list[int]:
         return [0] * count

@@ -67,6 +67,7 @@ class RecordedDraft(DraftReading):
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """The recorded tokens up to the first wrong draft."""
+        self.note_drafts(tokens, count)
         start = len(tokens)
         drafts = [_WRONG] * count
         for index in range(min(count, len(self._stream) - start)):

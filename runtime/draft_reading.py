@@ -20,10 +20,14 @@ class DraftReading(ABC):
     Attributes:
         start: tokens of the sequence before this one are never read.
         longest: most tokens that it may read.
+        adaptive_rollback: after a rejection what was read of the drafts that held is kept, and drafting goes on from
+            there; without it the whole block is forgotten and what held is read again.
     """
 
     start = 0
     longest: int
+    adaptive_rollback = True
+    _block = (0, 0)  # places of the newest drafts in the sequence
 
     @property
     @abstractmethod
@@ -48,6 +52,10 @@ class DraftReading(ABC):
             self.start = start
             self.forget(0)
 
+    def note_drafts(self, tokens: Sequence[int], count: int) -> None:
+        """`count` drafts follow `tokens`."""
+        self._block = (len(tokens), len(tokens) + count)
+
     def lag(self, tokens: Sequence[int], start: int | None = None) -> int:
         """Tokens not read yet, the last one not counted, if reading starts or has started at `start`."""
         if start is None or start == self.start:
@@ -56,6 +64,9 @@ class DraftReading(ABC):
 
     def rewind(self, length: int) -> None:
         """Only the first `length` tokens of the sequence are still the same."""
+        first, end = self._block
+        if not self.adaptive_rollback and first <= length < end:
+            length = first
         if length <= self.start:
             self.begin(0)
         self.forget(length - self.start)

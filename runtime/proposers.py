@@ -28,11 +28,13 @@ class Proposer(Protocol):
         kind: its row in the configuration's table, and its name in options and statistics.
         sizes_blocks: what it proposes differs so much in quality that a fixed window is never right.
         watch: sees each row [V] of its logits, where it computes any.
+        adaptive_rollback: keep what it has read of the drafts that held, after a rejection.
     """
 
     kind: ProposerKind
     sizes_blocks: bool
     watch: RowWatcher | None
+    adaptive_rollback: bool
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """The kind of proposal that can be made after `tokens`, None when there is none; cheap.
@@ -75,6 +77,7 @@ class Lookup:
 
     sizes_blocks = True
     watch: RowWatcher | None = None
+    adaptive_rollback = True
 
     def lag(self, tokens: Sequence[int], start: int | None = None) -> int:
         """Nothing has to be read."""
@@ -209,6 +212,7 @@ class ModelProposer(DraftReading):
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """Read what is new, then take the most likely shared token `count` times."""
         model = self._model
+        self.note_drafts(tokens, count)
         rows = model.read_whole_chunks(self._readable(tokens[self.start + model.length :]))
         return model.draft(rows, count, self._n_shared, self.watch)
 

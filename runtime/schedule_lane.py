@@ -48,6 +48,7 @@ class Lane:
 
     def configure(self, config: DflashConfig, cap: int) -> None:
         """Take the proposer's row of the table; a configuration may change between rounds."""
+        self.proposer.adaptive_rollback = config.adaptive_rollback
         row = config.proposers.get(self.proposer.kind, ProposerRow())
         self._cap = min(cap, row.max_window)
         self._enabled = row.enabled

@@ -53,6 +53,7 @@ class Reader(DraftReading):
         return (0.7, 0.7) if kind == "late" else (0.9, 0.9)
 
     def propose(self, tokens, count):
+        self.note_drafts(tokens, count)
         self.rows += range(self.start + self.n_read, len(tokens) + count - 1)
         return [0] * count
 
@@ -77,6 +78,20 @@ def test_what_counts_as_read_is_a_gapless_part_of_the_sequence(steps):
         assert reader.rows == list(range(reader.start, reader.start + reader.n_read))
         assert reader.start <= max(length - 1, 0)
         assert reader.start + reader.n_read <= length - 1
+
+
+@pytest.mark.parametrize("held", range(5))
+def test_after_a_rejection_the_drafts_that_held_are_not_read_again(held):
+    """What adaptive rollback saves a draft: the rows of the drafts that held, but the last."""
+    lags = {}
+    for adaptive in (True, False):
+        reader, tokens = Reader(), [0] * 10
+        reader.adaptive_rollback = adaptive
+        reader.propose(tokens, 4)
+        tokens = [0] * (10 + held + 1)
+        reader.rewind(len(tokens) - 1)
+        lags[adaptive] = reader.lag(tokens)
+    assert lags == ({True: 1, False: 1} if held == 4 else {True: 0, False: held})
 
 
 def lane(read_ms: float, late_ms=LATE_MS) -> Lane:
