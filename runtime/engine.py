@@ -26,9 +26,10 @@ from dsc.runtime.generation import Generation
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.kv_slots import KvSlots
 from dsc.runtime.packed_forward import Logits, SlotForward, SlotGraph, TargetForward, Turn, why_apart
-from dsc.runtime.prefill_budget import PrefillBudget, fair_shares
 from dsc.runtime.request import FinishReason, Prompt
 from dsc.runtime.session import ForwardSession
+from dsc.runtime.shared_round import admitted_windows, fair_shares, prompt_rows
+from dsc.runtime.speculator import Intent
 from dsc.runtime.start import start_decoding
 from dsc.runtime.tenants import cap_request, tenant_cap
 from dsc.runtime.ticket import Ticket
@@ -108,7 +109,7 @@ class Engine:
         self._draft = SlotGraph(draft, self._pool, "draft") if isinstance(draft, ForwardSession) else None
         reason = why_apart(bundle.target.session, bundle.settings.kernels)
         self._forward = TargetForward(self._target, self._pool, reason)
-        self._budget = PrefillBudget(prefill_stretch, self._target.chunk)
+        self._stretch = prefill_stretch
         self._line = WaitingLine(
             whole_number(max_waiting, "max_waiting", 1), lambda tenant: tenant_cap(model.config, tenant).weight
         )
@@ -258,9 +259,7 @@ class Engine:
         started = perf_counter()
         found = self._forward.run([turn for _, turn in turns])
         ms = (perf_counter() - started) * 1000
-        decoding = sum(running.decodes for running, _ in turns)
         pieces = sum(len(turn.tokens) for running, turn in turns if not running.decodes)
-        self._budget.observe(decoding, pieces, ms)
         stats = self._stats
         stats.rounds += 1
         stats.rows += sum(len(turn.tokens) for _, turn in turns)
@@ -277,18 +276,30 @@ class Engine:
         """Who reads what in this round; blocks by sequence."""
         turns: list[tuple[Running, Turn]] = []
         blocks: dict[int, Block] = {}
+        config = self._model.config
+        costs = self._model.scheduler.row_costs(max(len(running.generation.run.tokens) for running in self._running))
         reading = [running for running in self._running if not running.decodes]
         decoding = [running for running in self._running if running.decodes]
-        budget = self._budget.rows(len(decoding))
-        shares = dict(zip(map(id, reading), fair_shares([r.n_unread for r in reading], budget), strict=True))
-        for running in (*decoding, *reading):
-            share = shares.get(id(running), 1)
+        budget = prompt_rows(costs, len(decoding), self._stretch, self._target.chunk)
+        shares = fair_shares([running.n_unread for running in reading], budget)
+        for running, share in zip(reading, shares, strict=True):
+            if share:
+                turn, block = running.read(share)
+                turns.append((running, turn))
+                blocks |= {running.sequence: block} if block is not None else {}
+        intents: list[tuple[Running, Intent]] = []
+        for running in decoding:
             with self._own_errors(running):
-                if share >= running.n_unread:
-                    turn, blocks[running.sequence] = running.block()
-                    turns.append((running, turn))
-                elif share:
-                    turns.append((running, running.piece(share)))
+                intents.append((running, running.consider()))
+        rows = len(intents) + sum(len(turn.tokens) for _, turn in turns)
+        lanes = config.batched if config.policy == "batched" else None
+        windows = [intent.window for _, intent in intents]
+        if len(intents) > 1 or lanes is not None:
+            windows = admitted_windows([intent for _, intent in intents], costs, rows, lanes)
+        for (running, intent), window in zip(intents, windows, strict=True):
+            with self._own_errors(running):
+                turn, blocks[running.sequence] = running.draft(intent, window)
+                turns.append((running, turn))
         return turns, blocks
 
     @staticmethod

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dsc.runtime.decode import Block, propose
+from dsc.runtime.decode import Block, consider, draft, propose
 from dsc.runtime.generation import Generation
 from dsc.runtime.packed_forward import Turn
 from dsc.runtime.request import FinishReason
+from dsc.runtime.speculator import Intent
 from dsc.runtime.ticket import Ticket
 
 
@@ -20,6 +21,7 @@ class Running:
         sequence: its number in the pool.
         deadline: clock time at which it ends; None when it has all the time.
         closing: what to close when it ends.
+        spent: milliseconds by phase before the round.
     """
 
     sequence: int
@@ -27,6 +29,7 @@ class Running:
     generation: Generation
     deadline: float | None
     closing: ExitStack
+    spent: dict[str, float] = field(default_factory=dict)
 
     @property
     def n_unread(self) -> int:
@@ -45,12 +48,20 @@ class Running:
             return "cancelled"
         return "time" if self.deadline is not None and now >= self.deadline else None
 
-    def block(self) -> tuple[Turn, Block]:
-        """A round of decoding, or the last piece of the prompt and the first token."""
-        block = propose(self.generation.run)
-        return Turn(self.sequence, block.rows, block.n_logits), block
-
-    def piece(self, rows: int) -> Turn:
-        """A piece of the prompt."""
+    def read(self, rows: int) -> tuple[Turn, Block | None]:
+        """The next `rows` of the prompt; a block when they are its last, which give the first token."""
         run = self.generation.run
-        return Turn(self.sequence, run.tokens[run.target.length : run.target.length + rows], 0)
+        if rows >= self.n_unread:
+            block = propose(run)
+            return Turn(self.sequence, block.rows, block.n_logits), block
+        return Turn(self.sequence, run.tokens[run.target.length : run.target.length + rows], 0), None
+
+    def consider(self) -> Intent:
+        """What a round of decoding would draft."""
+        self.spent = self.ticket.stats.ms.copy()
+        return consider(self.generation.run)
+
+    def draft(self, intent: Intent, window: int) -> tuple[Turn, Block]:
+        """A round of decoding, with at most `window` of the intended drafts."""
+        block = draft(self.generation.run, intent, window, self.spent)
+        return Turn(self.sequence, block.rows, block.n_logits), block

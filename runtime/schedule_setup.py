@@ -12,6 +12,7 @@ from dsc.bundle_schema.container import WEIGHTS_NAME
 from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.manifest import Manifest
+from dsc.runtime.acceptance import RoundCosts
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.continuation_cache import ContinuationCache, ContinuationProposer
 from dsc.runtime.costs import MEASURED_HERE, costs_for
@@ -23,6 +24,7 @@ from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.speculator import SpeculationOptions, Speculator
 from dsc.runtime.stats import GenerationStats
 
+_CONTEXT_STEP = 256  # tokens between contexts whose costs differ enough to look again
 LOOKUPS = ("ngram", "cache")  # proposers that compute nothing
 _SELF_PRIOR = 0.95  # acceptance to expect of the target's own weights at lower precision
 
@@ -50,6 +52,7 @@ class Scheduler:
         self._manifest = manifest
         self._settings = settings
         self._draft_failure = draft_failure
+        self._row_costs: tuple[tuple[int, int], RoundCosts] | None = None
         self._proposers = _proposers(self.live.current, manifest, draft)
         self._costs: dict[ProposerKind, LiveCosts] = {}  # of the newest request, with what was measured so far
 
@@ -58,6 +61,14 @@ class Scheduler:
         other = copy(self)
         other._proposers = _proposers(self.live.current, self._manifest, draft)
         return other
+
+    def row_costs(self, context: int) -> RoundCosts:
+        """What a forward of the target costs by its rows after about `context` tokens, in plain steps."""
+        key = self.live.version, context // _CONTEXT_STEP
+        if self._row_costs is None or self._row_costs[0] != key:
+            known, _ = costs_for(self.live.current, self._settings, "ngram", key[1] * _CONTEXT_STEP)
+            self._row_costs = key, known.costs()
+        return self._row_costs[1]
 
     @property
     def offered(self) -> tuple[str, ...]:

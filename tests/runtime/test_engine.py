@@ -12,7 +12,9 @@ from forward_graphs import VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_bundle import packed_bundle
+from toy_bundle import toy_bundle
 
+from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
 from dsc.bundle_schema.errors import GenerationError, RequestError
 from dsc.kernels.native import find_library
 from dsc.runtime import load
@@ -76,6 +78,34 @@ def test_every_output_is_that_of_a_single_run(model):
     else:
         assert stats["forwards"] > stats["rounds"]
         assert "only the native kernels" in stats["forward"] == tickets[0].stats.sharing
+
+
+@pytest.mark.parametrize("policy", ["batched", "calibrated", "rules", "fixed"])
+def test_every_policy_keeps_the_outputs(path, policy):
+    require_native()
+    model = load(path, kernels="native")
+    model.update_config({"policy": policy, "batched.max_rows": 8})
+    wanted = [single(model, prompt, options) for prompt, options in requests()]
+    with model.engine(slots=4) as engine:
+        tickets = [engine.submit(prompt, **options) for prompt, options in requests()]
+    assert [ticket.result().ids for ticket in tickets] == wanted
+    assert sum(ticket.stats.accepted for ticket in tickets) > 0
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_each_sequence_has_a_draft_of_its_own(tmp_path, kind):
+    table = np.random.default_rng(5).normal(size=(53, 50)).astype(np.float32)
+    drafts = np.where(np.random.default_rng(6).random((53, 1)) < 0.7, table, -table)
+    config = DflashConfig(policy="calibrated", proposers={"model": Proposer(), "ngram": Proposer()})
+    model = load(toy_bundle(tmp_path / "toy.dsmodel", table, drafts, max_length=120, config=config))
+    prompts = [[7 * i + 1, i, 3] for i in range(7)]
+    speculation = {"proposer": kind, "window": 4, "fallback": False}
+    wanted = [single(model, ids, {"max_new_tokens": 40, "speculation": "off"}) for ids in prompts]
+    with model.engine(slots=3) as engine:
+        tickets = [engine.submit(ids, max_new_tokens=40, speculation=speculation) for ids in prompts]
+    assert [ticket.result().ids for ticket in tickets] == wanted
+    assert any(kind in ticket.stats.proposers for ticket in tickets)
+    assert kind == "ngram" or all(ticket.stats.proposers[kind].accepted for ticket in tickets)
 
 
 class FaultError(Exception):

@@ -1,0 +1,110 @@
+"""A round of several sequences: what its rows cost together, how much of waiting prompts it reads, and which drafts it
+verifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsc.bundle_schema.dflash_config import BatchedPolicy
+from dsc.runtime.acceptance import RoundCosts
+from dsc.runtime.schedule_admission import admitted_prefix
+from dsc.runtime.speculator import Intent
+
+LEAST_PROMPT_ROWS = 4
+"""Rows of prompts that a round always has time for: who waits with a prompt must get on."""
+
+
+def prompt_rows(costs: RoundCosts, decoding: int, stretch: float, most: int) -> int:
+    """Rows of prompts that a round may read and take at most `stretch` times as long as without them.
+
+    The measured curve of rows decides and no clock: reading in other pieces changes no output, but the same requests
+    are read in the same pieces on every run.
+
+    Args:
+        costs: of rounds without a draft model.
+        decoding: sequences of the round that wait for their next token; without any the rows are free.
+        most: rows of one forward.
+    """
+    if decoding == 0:
+        return most
+    limit = stretch * costs.round(decoding - 1)
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if costs.round(decoding + middle - 1) <= limit else (low, middle - 1)
+    return max(low, min(LEAST_PROMPT_ROWS, most))
+
+
+def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:
+    """Split `budget` rows so that nobody gets more than it wants and nobody less than another who wants more.
+
+    Rows that cannot be split evenly go to the first. A short prompt is never kept waiting by a long one.
+    """
+    shares = [0] * len(wanted)
+    for place, index in enumerate(sorted(range(len(wanted)), key=lambda i: (wanted[i], i))):
+        even = -(-budget // (len(wanted) - place))
+        shares[index] = min(wanted[index], even)
+        budget -= shares[index]
+    return shares
+
+
+def admitted_windows(
+    intents: Sequence[Intent], costs: RoundCosts, rows: int, policy: BatchedPolicy | None = None
+) -> list[int]:
+    """How many of its intended drafts each sequence has verified; what decides was known before any draft was made.
+
+    Positions of all sequences are admitted in falling order of survival while expected committed tokens a second rise
+    (`dsc.runtime.schedule_admission`). With the `batched` policy they have lanes: each sequence's first position is
+    verified at once, as long as all of them add at most `fast_lane_ms` milliseconds; of the others, as few or as many
+    as the share of `max_rows` that is taken allows.
+
+    Args:
+        intents: of the sequences that decode in this round.
+        costs: of rounds without a draft model.
+        rows: of the round besides the drafts.
+        policy: of the lanes; None has no lanes.
+    """
+    chains = [intent.survivals if intent.joint else [] for intent in intents]
+    fixed = sum(intent.window for intent in intents if not intent.joint)  # not asked about
+    room = sum(map(len, chains))
+    certain: list[int] = []
+    if policy is not None:
+        room = min(room, max(policy.max_rows - rows - fixed, 0))
+        certain = _fast_lane(chains, costs, rows + fixed, min(room, len(chains)), policy)
+        steady = _steady_positions((rows + fixed + sum(certain)) / policy.max_rows, policy)
+        chains = [chain[: lane + steady] for chain, lane in zip(chains, certain, strict=True)]
+    step = max((_draft_step(intent, costs) for intent in intents if intent.joint), default=0.0)
+    table = [costs.round(rows + fixed + count - 1) + count * step for count in range(room + 1)]
+    admitted = admitted_prefix(chains, table, certain)
+    pairs = zip(intents, admitted, strict=True)
+    return [window if intent.joint else intent.window for intent, window in pairs]
+
+
+def _fast_lane(
+    chains: Sequence[Sequence[float]], costs: RoundCosts, rows: int, room: int, policy: BatchedPolicy
+) -> list[int]:
+    """1 for each sequence whose first position is verified in any case; the likeliest come first."""
+    lane = [0] * len(chains)
+    without = costs.round(rows - 1)
+    order = sorted((index for index, chain in enumerate(chains) if chain), key=lambda index: -chains[index][0])
+    for count, index in enumerate(order[:room], 1):
+        if (costs.round(rows + count - 1) - without) * costs.step_ms > policy.fast_lane_ms:
+            break
+        lane[index] = 1
+    return lane
+
+
+def _steady_positions(load: float, policy: BatchedPolicy) -> int:
+    """Positions of each sequence besides its first that a round may admit."""
+    if load < policy.light_load:
+        return 2
+    return 1 if load <= policy.heavy_load else 0
+
+
+def _draft_step(intent: Intent, costs: RoundCosts) -> float:
+    """What each draft costs besides its row in the verification, in plain steps."""
+    if intent.offer is None or not intent.window:
+        return 0.0
+    window = intent.window
+    return max(intent.offer.costs[window] - costs.round(window), 0.0) / window
