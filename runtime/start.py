@@ -60,8 +60,9 @@ def start_decoding(
 def _describe(bundle: LoadedBundle, stats: GenerationStats, request: Request, seed: int | None) -> None:
     stats.provider = bundle.settings.provider
     stats.certificate = bundle.certificate.verdict
-    if bundle.certificate.kernels != bundle.settings.kernels:
-        stats.certificate += f" (measured with {bundle.certificate.kernels} kernels)"
+    elsewhere = "" if stats.provider == "cpu" else " on the CPU"  # where certificates are measured
+    if elsewhere or bundle.certificate.kernels != bundle.settings.kernels:
+        stats.certificate += f" (measured with {bundle.certificate.kernels} kernels{elsewhere})"
     stats.profile = bundle.profile
     stats.seed = seed
     stats.prompt_tokens = len(request.ids)

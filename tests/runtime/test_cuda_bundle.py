@@ -38,6 +38,7 @@ def _draft(window):
 def _calls():
     greedy = {"off": "off", "auto": "auto", "self 3": _draft(3), "self 5": _draft(5), "ngram": {"proposer": "ngram"}}
     calls = {name: {"prompt": PROMPT, "max_new_tokens": 40, "speculation": how} for name, how in greedy.items()}
+    calls["traced"] = {**calls["self 3"], "trace": os.devnull}
     for name, filters in FILTERS.items():
         for how, speculation, seed in (("off", "off", 11), ("self", _draft(4), 11), ("another seed", "off", 12)):
             sampling = {"temperature": 0.7, "seed": seed, **filters}
@@ -130,6 +131,18 @@ def test_a_block_of_drafts_waits_once_for_the_draft_and_once_for_the_verdict(res
     guards = 2  # looked at before a generation
     blocks = sum(count for window, count in spec["stats"]["windows"].items() if int(window))
     assert len(waits) == guards + spec["stats"]["rounds"] + blocks
+
+
+def test_what_a_trace_watches_is_read_from_the_device_and_changes_nothing(results):
+    traced, untraced = results["traced"], results["self 3"]
+    assert traced["ids"] == untraced["ids"]
+    assert traced["stats"]["position_accepted"] == untraced["stats"]["position_accepted"]
+    rows = [event for event in traced["events"] if event.startswith(f"download {4 * 80} ")]
+    assert len(rows) == traced["stats"]["proposed"] + traced["stats"]["rounds"]
+
+
+def test_a_certificate_of_the_cpu_is_not_passed_off_as_the_device_s(results):
+    assert results["off"]["stats"]["certificate"] == "pass (measured with ort kernels on the CPU)"
 
 
 @pytest.mark.parametrize("name", ["off", "auto", "self 3", "self 5", "ngram", "again"])
