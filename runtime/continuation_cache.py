@@ -4,6 +4,10 @@ A key is a 64-bit rolling hash (FNV-1a over token ids) of a prompt and of the to
 the prompt ends and every 64 tokens from there. The value holds the tokens up to that place and what followed them, so
 that a match is proven on the tokens: a fingerprint alone is never trusted. Entries leave in the order of their last
 use when there are too many of them, or too many bytes.
+
+Where a text jumps to another topic (`dsc.runtime.semantic_cut`) a new space of fingerprints starts: keys after the jump
+are taken of the tokens since then, as if they were a text of their own, and the same passage is known again behind
+another beginning.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.runtime.proposers import Lookup
 
 SEGMENT = 64  # tokens between keys; a continuation is twice as long, so that windows are not cut at the next key
+CONTEXT = 32  # tokens after a jump that stand for a prompt
+_ANCHORS = 8  # tokens from which the start of a new space is chosen
 _OFFSET, _PRIME, _TURN, _MASK = 0xCBF29CE484222325, 0x100000001B3, 0x9E3779B97F4A7C15, 2**64 - 1
 _COLUMNS = ("lengths", "starts", "prompts", "seen")
 
@@ -130,11 +136,24 @@ class ContinuationCache:
         self._entries.move_to_end(key)
         return entry
 
-    def remember(self, tokens: Sequence[int], n_prompt: int) -> None:
-        """Keep what followed `n_prompt` tokens, in the place of what was known."""
+    def remember(self, tokens: Sequence[int], n_prompt: int, cuts: Sequence[int] = ()) -> None:
+        """Keep what followed `n_prompt` tokens, in the place of what was known.
+
+        Args:
+            cuts: where new spaces of fingerprints start, rising, after the prompt.
+        """
+        start = 0
+        for cut in (*(cut for cut in cuts if cut < len(tokens)), None):
+            end = len(tokens) if cut is None else cut
+            # What follows a jump is proposed up to where the new space may know more.
+            self._remember(tokens[start : end + 2 * SEGMENT], n_prompt, end - start)
+            start, n_prompt = end, CONTEXT
+
+    def _remember(self, tokens: Sequence[int], n_prompt: int, end: int) -> None:
+        """Keep what followed at the places before `end`."""
         text = np.asarray(tokens, np.int32)
         fingerprint = Fingerprint(n_prompt, self.bits)
-        for place in range(n_prompt, len(text), SEGMENT):
+        for place in range(n_prompt, end, SEGMENT):
             fingerprint.roll(tokens[:place])
             self._put(fingerprint.value, Continuation(text[: place + 2 * SEGMENT].copy(), place, n_prompt))
 
@@ -224,6 +243,12 @@ def _entries(arrays: dict[str, NDArray[np.int64]], vocab_size: int) -> list[Cont
     return [Continuation(piece.copy(), *row) for piece, row in zip(pieces, numbers, strict=True)]
 
 
+def anchor(tokens: Sequence[int], place: int) -> int:
+    """Where the space after a jump at `place` starts: by the tokens there, so that near places share a start."""
+    near = range(place, min(place + _ANCHORS, len(tokens)))
+    return min(near, key=lambda index: ((tokens[index] + 1) * _TURN) & _MASK)
+
+
 class ContinuationProposer(Lookup):
     """Drafts what followed the same text last time; made anew for each request.
 
@@ -240,23 +265,32 @@ class ContinuationProposer(Lookup):
         self._cache = cache
         self._fingerprint = Fingerprint(n_prompt, cache.bits)
         self._entry: Continuation | None = None
-        self._known = 0  # leading tokens of the sequence that equal the entry's
+        self._start = 0  # of the present space
+        self._base = 0  # of the entry's
+        self._known = 0  # tokens of the sequence from there on that equal the entry's
+
+    def cut(self, start: int) -> None:
+        """A new space starts at this token; what is being proposed goes on as long as it is right."""
+        self._start = start
+        self._fingerprint = Fingerprint(CONTEXT, self._cache.bits)
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """How often the same followed, None when nothing is known to."""
-        if self._fingerprint.roll(tokens):
+        space = tokens[self._start :]
+        if self._fingerprint.roll(space):
             place = self._fingerprint.place
-            entry = self._cache.find(self._fingerprint.value, tokens, place)
-            if entry is not None:
-                self._entry, self._known = entry, place
+            found = self._cache.find(self._fingerprint.value, space, place)
+            if found is not None:
+                self._entry, self._base, self._known = found, self._start, place
         entry = self._entry
         if entry is None:
             return None
+        tokens = tokens[self._base :]
         if entry.tokens[self._known : len(tokens)].tolist() != list(tokens[self._known :]):
             self._entry = None
             return None
         self._known = len(tokens)
-        return None if self.room(tokens) < 1 else "often" if entry.seen > 1 else "once"
+        return None if len(entry.tokens) <= len(tokens) else "often" if entry.seen > 1 else "once"
 
     def silence(self, tokens: Sequence[int]) -> str:
         """Nothing is known, or it is used up."""
@@ -264,12 +298,13 @@ class ContinuationProposer(Lookup):
 
     def room(self, tokens: Sequence[int]) -> int:
         """What is left of the continuation."""
-        return len(self._entry.tokens) - len(tokens) if self._entry is not None else 0
+        return self._base + len(self._entry.tokens) - len(tokens) if self._entry is not None else 0
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """Copy it."""
         assert self._entry is not None
-        drafts: list[int] = self._entry.tokens[len(tokens) : len(tokens) + count].tolist()
+        start = len(tokens) - self._base
+        drafts: list[int] = self._entry.tokens[start : start + count].tolist()
         return drafts
 
     def rewind(self, length: int) -> None:

@@ -80,6 +80,11 @@ class Decoding:
     def __post_init__(self) -> None:
         self.n_prompt = len(self.tokens)
 
+    @property
+    def cuts(self) -> Sequence[int]:
+        """Tokens at which the output began another topic, as far as that was looked for."""
+        return self.speculator.cuts if self.speculator is not None else ()
+
 
 def decode(run: Decoding) -> Iterator[list[int]]:
     """Yield the new tokens of each round until `run.max_tokens` is reached."""
@@ -168,6 +173,8 @@ def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[i
             run.speculator.see_target(logits[verdict.accepted])
     n_tokens = len(run.tokens)
     commit(run, new, written=len(block.rows))
+    if run.speculator is not None and isinstance(logits, np.ndarray):  # not those on a device
+        run.speculator.see_directions(run.tokens, logits[: len(new)])
     ms = {name: total - block.spent.get(name, 0.0) for name, total in run.stats.ms.items()}
     _observe(run, draft, verdict.accepted, ms)
     if run.trace is not None:

@@ -353,7 +353,7 @@ class Engine:
         self._running.remove(running)
         self._release(running)
         self._count(result.finish_reason)
-        self._model.scheduler.remember(run.tokens, run.n_prompt)
+        self._model.scheduler.remember(run.tokens, run.n_prompt, run.cuts)
         running.ticket.finish(result)
 
     def _release(self, running: Running) -> None:

@@ -95,11 +95,11 @@ class Scheduler:
         for proposer in self._proposers.values():
             proposer.rewind(length)
 
-    def remember(self, tokens: Sequence[int], n_prompt: int) -> None:
+    def remember(self, tokens: Sequence[int], n_prompt: int, cuts: Sequence[int] = ()) -> None:
         """A generation has ended: keep what followed its prompt, if the configuration asks for it."""
         if self._allowed("cache"):
             self.continuations.configure(self.live.current.cache)
-            self.continuations.remember(tokens, n_prompt)
+            self.continuations.remember(tokens, n_prompt, cuts)
 
     def identity(self) -> str:
         """Of the target, so that continuations of another model are not taken for its own."""

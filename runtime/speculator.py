@@ -18,12 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig
 from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
 from dsc.bundle_schema.errors import RequestError
+from dsc.runtime.continuation_cache import ContinuationProposer, anchor
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import Lane
 from dsc.runtime.schedule_policy import Offer, make_policy
 from dsc.runtime.schedule_rules import History, wants_signals
+from dsc.runtime.semantic_cut import SemanticCut
 from dsc.runtime.signals import SignalMeter, Signals
 
 NO_SIGNALS = Signals()
@@ -131,6 +133,9 @@ class RoundTimes:
 class Speculator:
     """One request's speculation: who drafts how much in each round, by the configuration in force.
 
+    Attributes:
+        cuts: where the text began another topic, as far as the continuation cache makes use of it.
+
     Args:
         proposers: what may draft, the preferred one first, each with the costs of its rounds.
         options: the request's.
@@ -168,6 +173,10 @@ class Speculator:
         self._n_prompt = n_prompt
         self._tokens = self._steps = _RATE_PRIOR  # committed, and what they cost, by the measured costs
         self._used: Lane | None = None
+        threshold = config.cache.semantic_cut
+        self._continuations = [p for p, _ in proposers if isinstance(p, ContinuationProposer)]
+        self._cutter = SemanticCut(threshold) if self._continuations and threshold > -1 else None
+        self.cuts: list[int] = []
         self._configure()
 
     def _configure(self) -> None:
@@ -234,6 +243,16 @@ class Speculator:
     def see_target(self, row: NDArray[np.float32]) -> None:
         """The row [V] of the target's logits that gave the newest token; only if `reads_signals`."""
         self._meter.see_target(row)
+
+    def see_directions(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+        """Look for a jump of topic: `rows` [n, V] of the target's logits gave the last n of `tokens`."""
+        if self._cutter is None:
+            return
+        for back in self._cutter.see(rows):
+            start = anchor(tokens, len(tokens) - 1 - back)
+            self.cuts.append(start)
+            for proposer in self._continuations:
+                proposer.cut(start)
 
     def settle(self, proposed: int, accepted: int, times: RoundTimes | None = None) -> None:
         """Learn from a verified round; call it for rounds without drafts too."""

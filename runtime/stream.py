@@ -77,4 +77,4 @@ class GenerationStream(Iterator[Chunk]):
 
     def _end(self, generation: Generation) -> None:
         self.result = generation.result
-        self._model.scheduler.remember(generation.run.tokens, generation.run.n_prompt)
+        self._model.scheduler.remember(generation.run.tokens, generation.run.n_prompt, generation.run.cuts)
