@@ -119,7 +119,7 @@ def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: K
     library = NativeLibrary(None, "not asked for")
     if kernels != "ort":
         graphs = [graph for graph in bundle.manifest.graphs() if graph.backend == provider]
-        ours = any(graph.functions or graph.role == "forward_native" for graph in graphs)
+        ours = any(graph.role == "forward_native" or (graph.functions and graph.role == "forward") for graph in graphs)
         find = find_library if provider == "cpu" else find_cuda_op
         library = find() if ours else NativeLibrary(None, "the bundle's graphs have none of its operators")
     if kernels == "native" and library.path is None:
