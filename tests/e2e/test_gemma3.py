@@ -1,0 +1,64 @@
+"""Gemma 3 270M from K-quants to text: sliding windows, a vocabulary of 262,144, a head that is the embedding."""
+
+from __future__ import annotations
+
+import pytest
+from real_models import gemma3_gguf
+
+from dsc.runtime import load
+
+pytestmark = pytest.mark.slow
+
+COUNT = "one two three four five six seven one two three four five six seven one two three"
+PLAIN = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """The file's own blocks, prompt lookup as draft."""
+    from dsc.compiler.compile import compile_bundle
+    from dsc.compiler.request import build_request
+
+    output = tmp_path_factory.mktemp("gemma3") / "gemma3.dsmodel"
+    gate = {"n_prompts": 2, "n_tokens": 16, "n_draws": 0}
+    options = {"target": gemma3_gguf(), "output": output, "gate": gate, "threads": 2, "max_length": 2048}
+    report = compile_bundle(build_request(options))
+    for stage in report.stages:
+        print(f"{stage.name}: {stage.seconds:.1f} s")
+    return output
+
+
+@pytest.fixture(scope="module")
+def model(bundle):
+    return load(bundle, threads=2)
+
+
+def test_it_is_the_model_that_the_file_holds(model):
+    certificate = model.bundle.certificate
+    assert certificate.verdict == "pass"
+    assert certificate.parity.correlation > 0.97
+    assert certificate.finite.n_not_finite == 0
+    info = model.bundle.manifest.target.info
+    assert info.quantization == "carried Q4_K, Q5_0, Q6_K, Q8_0"
+    assert {layer.window for layer in info.kv_layers} == {512, None}
+    answer = model.generate(PLAIN, 12, speculation="off")
+    print(repr(answer.text))
+    assert "France" in answer.text
+
+
+def test_speculation_changes_nothing_and_accepts_something(model):
+    for prompt, window in ((COUNT, 3), (COUNT, 8), (PLAIN, 4)):
+        plain = model.generate(prompt, 48, speculation="off", ignore_eos=True)
+        settings = {"proposer": "ngram", "window": window, "fallback": False}
+        found = model.generate(prompt, 48, speculation=settings, ignore_eos=True)
+        print(repr(found.text), found.stats.accepted)
+        assert found.ids == plain.ids
+        assert found.stats.accepted > 0 or prompt == PLAIN
+
+
+def test_a_text_longer_than_the_sliding_window(model):
+    prompt = f"{COUNT} four five six seven " * 40
+    assert len(model.bundle.codec.encode(prompt)) > 600
+    plain = model.generate(prompt, 16, speculation="off", ignore_eos=True)
+    found = model.generate(prompt, 16, speculation={"proposer": "ngram", "window": 6}, ignore_eos=True)
+    assert found.ids == plain.ids
