@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -134,6 +135,7 @@ class CudaDriver:
             HostError: the driver refuses the image.
             KernelError: an argument type has no counterpart here.
         """
+        self.make_current()
         module = self._modules.get(record.sha256)
         if module is None:
             module = c_void_p()
@@ -155,8 +157,10 @@ class CudaDriver:
             self._context = c_void_p()
 
     def __del__(self) -> None:
-        if getattr(self, "_context", None):
-            self.close()
+        # At the end of the process the driver may have gone first, and has then taken everything with it.
+        with suppress(HostError):
+            if getattr(self, "_context", None):
+                self.close()
 
     def __enter__(self) -> CudaDriver:
         return self

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ctypes import byref, c_uint64, c_void_p
 from typing import Any
 
 from numpy.typing import NDArray
 
+from dsc.bundle_schema.errors import HostError
 from dsc.runtime.cuda_driver import CudaDriver
 
 _NON_BLOCKING = 1  # a stream that does not wait for the default stream
@@ -26,9 +28,10 @@ class CudaStream:
 
     def __init__(self, driver: CudaDriver) -> None:
         self.driver = driver
+        self.handle = 0
         self._memory: list[int] = []
         stream = c_void_p()
-        driver.call("cuStreamCreate", byref(stream), _NON_BLOCKING)
+        self._call("cuStreamCreate", byref(stream), _NON_BLOCKING)
         self.handle = int(stream.value or 0)
 
     def allocate(self, nbytes: int) -> int:
@@ -38,22 +41,22 @@ class CudaStream:
             HostError: the device has not that much left.
         """
         address = c_uint64()
-        self.driver.call("cuMemAlloc_v2", byref(address), nbytes)
+        self._call("cuMemAlloc_v2", byref(address), nbytes)
         self._memory.append(address.value)
         self.fill(address.value, nbytes, 0)
         return address.value
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Queue setting bytes."""
-        self.driver.call("cuMemsetD8Async", address, byte, nbytes, self.handle)
+        self._call("cuMemsetD8Async", address, byte, nbytes, self.handle)
 
     def clear_rows(self, address: int, pitch: int, width: int, height: int) -> None:
         """Queue setting to zero: `height` pieces of `width` bytes, `pitch` bytes from one to the next."""
-        self.driver.call("cuMemsetD2D8Async", address, pitch, 0, width, height, self.handle)
+        self._call("cuMemsetD2D8Async", address, pitch, 0, width, height, self.handle)
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
         """Queue a copy to the device. `array` may be changed at once: the driver stages pageable memory first."""
-        self.driver.call("cuMemcpyHtoDAsync_v2", address, array.ctypes.data, array.nbytes, self.handle)
+        self._call("cuMemcpyHtoDAsync_v2", address, array.ctypes.data, array.nbytes, self.handle)
 
     def download(self, array: NDArray[Any], address: int) -> None:
         """Copy from the device after all that is queued, and wait for it.
@@ -61,7 +64,7 @@ class CudaStream:
         Raises:
             HostError: something queued earlier failed.
         """
-        self.driver.call("cuMemcpyDtoHAsync_v2", array.ctypes.data, address, array.nbytes, self.handle)
+        self._call("cuMemcpyDtoHAsync_v2", array.ctypes.data, address, array.nbytes, self.handle)
         self.synchronize()
 
     def synchronize(self) -> None:
@@ -70,10 +73,17 @@ class CudaStream:
         Raises:
             HostError: something queued earlier failed.
         """
-        self.driver.call("cuStreamSynchronize", self.handle)
+        self._call("cuStreamSynchronize", self.handle)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        """Call the driver from whichever thread this is."""
+        self.driver.make_current()
+        self.driver.call(name, *arguments)
 
     def __del__(self) -> None:
-        for address in self._memory:
-            self.driver.call("cuMemFree_v2", address)
-        if getattr(self, "handle", 0):
-            self.driver.call("cuStreamDestroy_v2", self.handle)
+        # At the end of the process the driver may have gone first, and has then taken everything with it.
+        with suppress(HostError):
+            for address in self._memory:
+                self._call("cuMemFree_v2", address)
+            if self.handle:
+                self._call("cuStreamDestroy_v2", self.handle)

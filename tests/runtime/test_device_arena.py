@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -78,6 +79,12 @@ def test_memory_stream_and_context_are_given_back_with_the_last_user(mock_librar
     assert (mock.mock_allocated(), mock.mock_retained()) == (before[0] + 1, before[1] + 1)
     del driver, arena, zone
     assert (mock.mock_allocated(), mock.mock_retained()) == before
+
+
+def test_another_thread_may_use_the_stream(stream):
+    arena = DeviceArena(toy_plan(max_length=20), stream)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(arena.check_guards).result()
 
 
 def test_more_memory_than_the_device_has_is_refused_with_the_size(stream):

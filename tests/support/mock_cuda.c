@@ -50,8 +50,8 @@ static void stream_event(const char *what, size_t nbytes, void *stream) {
     mock_event(text);
 }
 int cuStreamCreate(void **stream, unsigned flags) { if (!current || flags != 1) return 1; *stream = calloc(1, 64); return 0; }
-int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
-int cuStreamSynchronize(void *stream) { stream_event("synchronize", 0, stream); return 0; }
+int cuStreamDestroy_v2(void *stream) { if (!current) return 201; free(stream); return 0; }
+int cuStreamSynchronize(void *stream) { if (!current) return 201; stream_event("synchronize", 0, stream); return 0; }
 int cuMemAlloc_v2(uint64_t *address, size_t nbytes) {
     if (!current || !nbytes || nbytes >> 36) return 2;
     *address = (uint64_t)aligned_alloc(256, (nbytes + 255) / 256 * 256);
@@ -59,23 +59,27 @@ int cuMemAlloc_v2(uint64_t *address, size_t nbytes) {
     allocated++;
     return 0;
 }
-int cuMemFree_v2(uint64_t address) { free((void *)address); allocated--; return 0; }
+int cuMemFree_v2(uint64_t address) { if (!current) return 201; free((void *)address); allocated--; return 0; }
 int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t nbytes, void *stream) {
+    if (!current) return 201;
     stream_event("fill", nbytes, stream);
     memset((void *)to, byte, nbytes);
     return 0;
 }
 int cuMemsetD2D8Async(uint64_t to, size_t pitch, unsigned char byte, size_t width, size_t height, void *stream) {
+    if (!current) return 201;
     stream_event("clear", width * height, stream);
     for (size_t i = 0; i < height; i++) memset((char *)to + i * pitch, byte, width);
     return 0;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t nbytes, void *stream) {
+    if (!current) return 201;
     stream_event("upload", nbytes, stream);
     memcpy((void *)to, from, nbytes);
     return 0;
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t nbytes, void *stream) {
+    if (!current) return 201;
     stream_event("download", nbytes, stream);
     memcpy(to, (void *)from, nbytes);
     return 0;
