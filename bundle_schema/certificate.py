@@ -37,12 +37,18 @@ class Mismatch(StrictModel):
 
 
 class GreedyCheck(StrictModel):
-    """Greedy speculative decoding against greedy plain decoding, token for token."""
+    """Greedy speculative decoding against greedy plain decoding, token for token.
+
+    Attributes:
+        n_judged: drafts up to and including the first wrong one of each block; `n_held` of them were right.
+    """
 
     proposer: Name
     window: Annotated[int, Field(ge=1, le=16)]
     n_prompts: Number
     n_tokens: Number
+    n_judged: Number = 0
+    n_held: Number = 0
     mismatches: tuple[Mismatch, ...] = ()
 
 

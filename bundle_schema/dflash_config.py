@@ -155,6 +155,8 @@ class Proposer(StrictModel):
         max_window: its own cap, within `Windows`.
         min_match, max_match: tokens of context that a lookup must, and at most may, match.
         max_context: positions beyond which it is not used.
+        acceptance: share of a draft model's tokens that held when the bundle was compiled; what to expect of it at
+            first. None where that was not measured.
     """
 
     enabled: bool = True
@@ -162,6 +164,7 @@ class Proposer(StrictModel):
     min_match: Annotated[int, Field(ge=1, le=64)] = 2
     max_match: Annotated[int, Field(ge=1, le=64)] = 8
     max_context: Positions = 2**30
+    acceptance: Share | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

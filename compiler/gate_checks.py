@@ -25,6 +25,7 @@ from dsc.runtime.verify import verifier_for
 if TYPE_CHECKING:
     from dsc.runtime.generate import SpeculativeModel
     from dsc.runtime.speculator import SpeculationRequest
+    from dsc.runtime.stats import GenerationStats
 
 SAMPLING_SETTINGS = ((0.7, 0.9), (1.3, 1.0))
 
@@ -48,8 +49,9 @@ def check_greedy(
         for width in sorted({window, 2 * window if window <= MAX_WINDOW // 2 else MAX_WINDOW}):
             settings = {"proposer": proposer, "window": width, "fallback": False}
             mismatches = []
+            stats: list[GenerationStats] = []
             for index, ids in enumerate(prompts):
-                found = _greedy(model, ids, n_tokens, settings)
+                found = _greedy(model, ids, n_tokens, settings, stats)
                 if found != plain[index]:
                     mismatches.append(_mismatch(model, index, ids, plain[index], found))
             checks.append(
@@ -58,14 +60,25 @@ def check_greedy(
                     window=width,
                     n_prompts=len(prompts),
                     n_tokens=sum(len(ids) for ids in plain),
+                    n_judged=sum(run.evaluated for run in stats),
+                    n_held=sum(run.accepted for run in stats),
                     mismatches=tuple(mismatches),
                 )
             )
     return checks
 
 
-def _greedy(model: SpeculativeModel, ids: Sequence[int], n_tokens: int, speculation: SpeculationRequest) -> list[int]:
+def _greedy(
+    model: SpeculativeModel,
+    ids: Sequence[int],
+    n_tokens: int,
+    speculation: SpeculationRequest,
+    stats: list[GenerationStats] | None = None,
+) -> list[int]:
+    """The output; what it took is added to `stats`."""
     result = model.generate(ids, max_new_tokens=n_tokens, ignore_eos=True, speculation=speculation)
+    if stats is not None:
+        stats.append(result.stats)
     return list(result.ids)
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, dump_certificate
 from dsc.bundle_schema.container import remove_leftovers, rewrite_members, temporary_path
-from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, dump_config
+from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, Proposer, dump_config
 from dsc.compiler.card import CARD_NAME, write_card
+from dsc.runtime.schedule_setup import LOOKUPS
 
 if TYPE_CHECKING:
+    from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
     from dsc.compiler.emit import BundleContents
     from dsc.compiler.gate import GateResult
 
@@ -41,8 +43,7 @@ def seal(staging: Path, output: Path, contents: BundleContents, result: GateResu
     Args:
         with_costs: store the measured times, which differ from run to run, and schedule by them.
     """
-    costs = result.costs if with_costs else ()
-    config = contents.config.model_copy(update={"costs": costs, "policy": "calibrated" if costs else "fixed"})
+    config = _measured(contents.config, contents.draft_kind, result) if with_costs else contents.config
     card = write_card(contents, result.certificate)
     with staging.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
@@ -55,3 +56,14 @@ def seal(staging: Path, output: Path, contents: BundleContents, result: GateResu
             },
             output,
         )
+
+
+def _measured(config: DflashConfig, draft: ProposerKind, result: GateResult) -> DflashConfig:
+    """The schedule by what the gate measured: costs, and how often the draft was right."""
+    checks = [check for check in result.certificate.greedy if check.proposer == draft]
+    n_judged, n_held = sum(check.n_judged for check in checks), sum(check.n_held for check in checks)
+    proposers = dict(config.proposers)
+    if n_judged and draft not in LOOKUPS:
+        row = proposers.get(draft, Proposer())
+        proposers[draft] = row.model_copy(update={"acceptance": round(n_held / n_judged, 4)})
+    return config.model_copy(update={"costs": result.costs, "policy": "calibrated", "proposers": proposers})

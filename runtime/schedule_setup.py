@@ -26,6 +26,7 @@ from dsc.runtime.stats import GenerationStats
 
 _CONTEXT_STEP = 256  # tokens between contexts whose costs differ enough to look again
 LOOKUPS = ("ngram", "cache")  # proposers that compute nothing
+_LEAST_PRIOR, _MOST_PRIOR = 0.05, 0.98
 _SELF_PRIOR = 0.95  # acceptance to expect of the target's own weights at lower precision
 
 
@@ -172,7 +173,10 @@ def _proposers(config: DflashConfig, manifest: Manifest, draft: CachedModel | No
 
 
 def draft_prior(config: DflashConfig, kind: ProposerKind) -> float:
-    """Acceptance of a draft model's positions before anything was seen."""
+    """Acceptance of a draft model's positions before anything was seen: as measured, within what can be learnt from."""
+    row = config.proposers.get(kind)
+    if row is not None and row.acceptance is not None:
+        return min(max(row.acceptance, _LEAST_PRIOR), _MOST_PRIOR)
     return _SELF_PRIOR if kind == "self" else config.calibrated.prior_acceptance
 
 

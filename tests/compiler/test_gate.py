@@ -47,6 +47,8 @@ def test_a_sound_model_passes_and_its_costs_are_measured(tmp_path):
         (proposer, window) for proposer in ("ngram", "self") for window in (4, 8)
     }
     assert all(check.n_tokens == 2 * 24 and not check.mismatches for check in certificate.greedy)
+    drafted = [check for check in certificate.greedy if check.proposer == "self"]
+    assert all(check.n_held == check.n_judged > 0 for check in drafted)  # draft and target are the same here
     assert certificate.rows.bit_equal
     assert len(certificate.sampling) == 2
     short, long = result.costs

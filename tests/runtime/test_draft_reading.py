@@ -16,6 +16,7 @@ from dsc.runtime.draft_reading import LATE_TOKENS, DraftReading
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG, Lane
 from dsc.runtime.schedule_policy import Offer, best_window
+from dsc.runtime.schedule_setup import draft_prior
 
 VERIFY_MS = tuple(20.0 + row for row in range(16))
 DRAFT_MS = tuple(5.0 * k for k in range(1, 17))
@@ -145,6 +146,12 @@ def test_a_small_lag_is_paid_in_one_round():
     offer = made.offer([0] * (100 + SHORT_LAG), 100)
     assert offer.costs[1] > lane(1.0).offer([0], 100).costs[1]
     assert made.proposer.lag([0] * (100 + SHORT_LAG)) == SHORT_LAG - 1
+
+
+@pytest.mark.parametrize(("measured", "expected"), [(None, 0.95), (0.31, 0.31), (0.0, 0.05), (1.0, 0.98)])
+def test_a_draft_is_expected_to_be_as_good_as_it_was_when_the_bundle_was_compiled(measured, expected):
+    config = DflashConfig(proposers={"self": Proposer(acceptance=measured)})
+    assert draft_prior(config, "self") == expected
 
 
 VOCAB = 13
