@@ -78,8 +78,9 @@ def show_command(
         "variant": record.variant,
         "arch": record.arch,
         "image": f"{record.image}, sha256 {record.sha256[:16]}",
-        "made by": f"triton {record.triton_version}, assembler {record.assembler_version}",
-        "least driver": f"CUDA {record.minimum_driver // 1000}.{record.minimum_driver % 1000 // 10}",
+        "made by": f"triton {record.triton_version}"
+        + (f", assembler {record.assembler_version}" if record.assembler_version else ""),
+        "least driver": _driver(record.minimum_driver),
         "warps, stages": f"{record.num_warps}, {record.num_stages}",
         **({} if record.resources is None else record.resources.model_dump()),
         "dynamic shared memory": record.shared,
@@ -99,7 +100,7 @@ def show_command(
 @kernels.command("bench")
 def bench_command(
     out: Annotated[Path, typer.Option(help="folder for the table, the plot and the JSON")] = Path("build/kernels"),
-    repeats: Annotated[int, typer.Option(help="interleaved runs of each case, at least 5")] = 7,
+    repeats: Annotated[int, typer.Option(min=5, help="interleaved runs of each case")] = 7,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -117,6 +118,10 @@ def bench_command(
         print_fields("written", {path.name: str(path) for path in files})
     if wrong := [line.name for line in lines if line.problem]:
         raise CheckFailed("dsc kernels bench", f"{len(wrong)} results differ from the reference: {', '.join(wrong)}")
+
+
+def _driver(version: int) -> str:
+    return f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "-"
 
 
 def _occupancy(found: dict[str, object]) -> str:

@@ -15,7 +15,9 @@ import pytest
 from contract_cases import CASES
 from implementations import SERVED, rounded, run
 
+from dsc.kernels.speculative_verify import input_names
 from dsc.kernels.table import CONTRACTS, load_contract
+from dsc.kernels.verify_table import logits_read
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NEUTRAL = {"top_k": (0, np.int32), "top_p": (1, np.float32), "min_p": (0, np.float32)}
@@ -55,3 +57,54 @@ def test_gpu_kernels_agree_in_the_interpreter():
 
 def test_every_contract_has_an_implementation():
     assert {name for names in SERVED.values() for name in names} == set(CONTRACTS)
+
+
+READS = {"B": 2, "K": 3, "R": 4, "V": 9001, "W": 9001}
+
+
+def loads(mode, names, axes=READS, **changes):
+    """How many logits each of the verdict's two launches loads."""
+    import torch
+    from implementations import interpreter
+    from interpreted_kernels import counted_loads
+
+    from dsc.compiler.gpu_operators import bind_operator
+
+    contract = load_contract("SpeculativeVerify")
+    made = contract.make_inputs(axes, 0) | changes
+    inputs = {name: torch.from_numpy(made[name]) for name in names}
+    operation = bind_operator(interpreter(), contract, inputs, {"mode": mode})
+    counts = []
+    for launch in operation.launches:
+        with counted_loads(inputs["logits"]) as found:
+            launch.run(0)
+        counts.append(sum(found))
+    return counts
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="this is the other process")
+@pytest.mark.parametrize(("mode", "proposal"), [("greedy", ""), ("deterministic", "point_mass"), ("block", "dense")])
+def test_logits_are_read_once_for_greedy_and_at_most_twice_for_sampling(mode, proposal):
+    names = [name for name in input_names(mode) if name not in NEUTRAL]
+    lengths = np.full(READS["B"], READS["K"], np.int32)  # all drafts are looked at
+    whole = READS["B"] * READS["R"] * READS["V"]
+    count = sum(loads(mode, names, draft_lengths=lengths, draft_ids=np.zeros((2, 3), np.int64)))
+    most = logits_read(READS["B"], READS["K"], READS["V"], mode, proposal or "point_mass")
+    assert count <= most <= (1 if mode == "greedy" else 2) * whole
+    assert most - count <= READS["B"] * (READS["K"] + 4096)  # the drafts' own logits, and a last tile that is short
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="this is the other process")
+@pytest.mark.parametrize(
+    ("filters", "most"),
+    [({"min_p": 0.1}, 2), ({"top_p": 0.9}, 8), ({"top_k": 30}, 9), ({"top_k": 30, "top_p": 0.8}, 14)],
+)
+def test_a_cut_is_found_in_few_reads_of_a_row(filters, most):
+    axes = {"B": 4, "K": 0, "R": 1, "V": 3001, "W": 3001}
+    given = {n: np.full(4, filters.get(n, v), t) for n, (v, t) in NEUTRAL.items()}
+    logits = 3 * np.random.default_rng(0).standard_normal((4, 1, 3001)).astype(np.float32)
+    logits[1, 0, 100:] = -1e9
+    logits[2, 0, 100:] = -np.inf
+    logits[3] = np.round(logits[3])
+    cut, _ = loads("deterministic", input_names("deterministic"), axes, logits=logits, **given)
+    assert cut <= 4 * most * 3001

@@ -49,14 +49,15 @@ def _native(contract, inputs, attributes, dtype):
 
 
 @functools.cache
-def _interpreter():
+def interpreter():
+    """The kernels in Triton's interpreter; only where TRITON_INTERPRET=1 was set."""
     from interpreted_kernels import InterpretedKernels
 
     return InterpretedKernels()
 
 
 def _interpreted(contract, inputs, attributes, dtype):
-    return _on(_interpreter(), "cpu", contract, inputs, attributes, dtype)
+    return _on(interpreter(), "cpu", contract, inputs, attributes, dtype)
 
 
 def _gpu(contract, inputs, attributes, dtype):
