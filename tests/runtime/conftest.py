@@ -1,4 +1,4 @@
-"""What tests of the device side share."""
+"""What several files share: a driver that executes nothing, and a scripted model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from scripted_text import OPTIONS, TARGET
+from toy_bundle import toy_bundle
+
+from dsc.runtime import load
 
 SOURCE = Path(__file__).parents[1] / "support" / "mock_cuda.c"
 
@@ -19,3 +23,16 @@ def mock_library(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("mock") / "libmockcuda.so"
     subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The model of `scripted_text`; a file with another one defines this fixture itself."""
+    path = tmp_path_factory.mktemp("toy") / "toy.dsmodel"
+    return load(toy_bundle(path, TARGET, TARGET, draft_kind="self"), verify="never")
+
+
+@pytest.fixture(params=OPTIONS, ids=["off", "auto", "self", "ngram"])
+def speculation(request):
+    """Ways of drafting for it."""
+    return request.param
