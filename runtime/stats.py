@@ -31,7 +31,7 @@ class GenerationStats:
         speculation: the proposers in use, the preferred one first, or ``off``.
         speculation_reason: why speculation is off; empty otherwise.
         provider: where the graphs run.
-        kernels: ``native`` or ``ort``; `kernels_reason` says why not native.
+        kernels: ``native`` or ``ort``, on a device ``dspark`` or ``ort``; `kernels_reason` says why not others.
         certificate: the verdict of the bundle's certificate.
         costs: where the costs come from by which windows are chosen.
         policy: the policy that chooses them; `config_version` counts the changes of the configuration it acts on and
