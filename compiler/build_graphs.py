@@ -11,14 +11,25 @@ from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.tensors import DType
 from dsc.compiler.emit import GraphPart, ModelPart, pool_dtype
-from dsc.compiler.request import Backend, CompileRequest, Kernels, PassOptions, Precision, WeightOptions
+from dsc.compiler.request import (
+    Backend,
+    CompileRequest,
+    CudaAttention,
+    Kernels,
+    PassOptions,
+    Precision,
+    WeightOptions,
+)
+from dsc.kernels.attention_table import HEAD_SIZES
 from dsc.passes.pass_order import Kernels as KernelSet
-from dsc.passes.pass_order import carried_blocks, kernel_passes, shared_passes, why_not_native
+from dsc.passes.pass_order import carried_blocks, kernel_passes, shared_passes, why_not_cuda_native, why_not_native
 from dsc.passes.pipeline import PipelineReport, load_pass, parse_pipeline, run_pipeline
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from dsc.bundle_schema.kv_plan import GraphBackend
+    from dsc.bundle_schema.model_info import ModelInfo
     from dsc.compiler.exported import ExportedModel
     from dsc.passes.base import GraphPass
     from dsc.passes.block_quantisation import BlockWeights
@@ -61,9 +72,8 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
     positions = min(request.max_length or exported.info.max_length, exported.info.max_length) + MAX_WINDOW + 1
     graphs = []
     for kernels in _kernel_sets(request):
-        why = why_not_native(shared, _name(precision)) if kernels == "native" else ""
-        if why:
-            notes.append(f"{owner}: no graph for the native kernels: {why}")
+        if why := _why_not(kernels, shared, precision, exported.info):
+            notes.append(f"{owner}: no graph for {_WHOSE[kernels]}: {why}")
             continue
         graph = shared.clone()
         name = f"{owner} {kernels}"
@@ -113,17 +123,33 @@ def _described(precision: Precision, exported: ExportedModel) -> str:
 
 def _kernel_sets(request: CompileRequest) -> tuple[KernelSet, ...]:
     """A bundle for native kernels also runs without them."""
-    sets: tuple[KernelSet, ...] = ("ort",) if request.kernels is Kernels.ORT else ("ort", "native")
-    return (*sets, "cuda") if Backend.CUDA in request.backends else sets
+    sets: list[KernelSet] = ["ort"] if request.kernels is Kernels.ORT else ["ort", "native"]
+    if Backend.CUDA in request.backends:
+        sets.append("cuda")
+        if request.cuda_attention is CudaAttention.DSPARK:
+            sets.append("cuda_native")
+    return tuple(sets)
+
+
+_WHOSE: dict[KernelSet, str] = {"native": "the native kernels", "cuda_native": "the bundle's own attention kernels"}
+
+
+def _why_not(kernels: KernelSet, shared: ir.Model, precision: Precision, info: ModelInfo) -> str:
+    """Why there is no graph for a set of kernels; empty when there is one."""
+    if kernels == "native":
+        return why_not_native(shared, _name(precision))
+    if kernels == "cuda_native":
+        without = sorted({layer.head_dim for layer in info.kv_layers} - set(HEAD_SIZES))
+        return f"head size {without[0]} has none" if without else why_not_cuda_native(shared)
+    return ""
 
 
 def _graph_part(owner: str, kernels: KernelSet, graph: ir.Model, precision: Precision) -> GraphPart:
-    if kernels == "native":
-        return GraphPart(f"{owner}/graph.native.onnx", "forward_native", graph, str(precision))
-    if kernels == "ort":
-        return GraphPart(f"{owner}/graph.onnx", "forward", graph, str(precision))
-    weights = Precision.FP16 if precision is Precision.FP32 else precision
-    return GraphPart(f"{owner}/graph.cuda.onnx", "forward", graph, str(weights), "cuda")
+    backend: GraphBackend = "cuda" if kernels.startswith("cuda") else "cpu"
+    ours = kernels.endswith("native")
+    file = ".".join(["graph", *(["cuda"] if backend == "cuda" else []), *(["native"] if ours else []), "onnx"])
+    weights = Precision.FP16 if backend == "cuda" and precision is Precision.FP32 else precision
+    return GraphPart(f"{owner}/{file}", "forward_native" if ours else "forward", graph, str(weights), backend)
 
 
 def _shared_passes(

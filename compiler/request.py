@@ -62,6 +62,17 @@ class Backend(StrEnum):
     ROCM = "rocm"
 
 
+class CudaAttention(StrEnum):
+    """Whose attention kernels the CUDA graphs are written for.
+
+    ``ort``: onnxruntime's GroupQueryAttention. ``dspark`` writes a second graph whose attention is the bundle's own
+    kernels, launched through a small library; where that is missing, the first graph runs.
+    """
+
+    ORT = "ort"
+    DSPARK = "dspark"
+
+
 _BACKEND_OF = {"cuda": Backend.CUDA, "hip": Backend.ROCM}
 _DEFAULT_ARCHS = {Backend.CUDA: DEFAULT_ARCHITECTURES, Backend.ROCM: ("gfx942", "gfx950")}
 
@@ -142,6 +153,7 @@ class CompileRequest(_Options):
     archs: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
         None, description="GPU architectures of the kernels; default: all that are known for the backends"
     )
+    cuda_attention: CudaAttention = CudaAttention.ORT
     passes: PassOptions = PassOptions()
     gate: GateOptions = GateOptions()
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -149,7 +161,7 @@ class CompileRequest(_Options):
     force: bool = False
 
     @model_validator(mode="after")
-    def _archs_fit_backends(self) -> CompileRequest:
+    def _gpu_options_fit_backends(self) -> CompileRequest:
         served = {_BACKEND_OF[target.backend]: target.name for target in self.gpu_architectures()}
         for backend, name in served.items():
             if backend not in self.backends:
@@ -157,6 +169,8 @@ class CompileRequest(_Options):
         for backend in self.backends:
             if backend in _DEFAULT_ARCHS and backend not in served:
                 raise ValueError(f"archs: the backend `{backend}` needs one of {', '.join(_DEFAULT_ARCHS[backend])}")
+        if self.cuda_attention is CudaAttention.DSPARK and Backend.CUDA not in self.backends:
+            raise ValueError(f"cuda_attention: `dspark` needs the backend `cuda`, got {', '.join(self.backends)}")
         return self
 
     def gpu_architectures(self) -> tuple[Architecture, ...]:

@@ -52,6 +52,7 @@ def test_architectures_follow_the_backends_and_the_recipe_says_which():
         ({"backends": "cuda,rocm", "archs": "sm_90"}, RequestError, "`rocm` needs one of gfx942, gfx950"),
         ({"backends": "cuda", "archs": "sm_80,sm_999"}, KernelError, "'sm_999' is not.*known: sm_80, .*gfx950"),
         ({"backends": "cuda", "archs": ""}, KernelError, "the list of architectures is empty"),
+        ({"cuda_attention": "dspark"}, RequestError, "`dspark` needs the backend `cuda`, got cpu"),
         ({"backends": "vulkan"}, RequestError, "'cpu', 'cuda' or 'rocm'"),
     ],
 )
