@@ -25,8 +25,9 @@ def compact_tokenizer(data: bytes) -> bytes:
 def _join_merges(tree: Any) -> None:
     """Merges as text, unless a part has a space or the line would look like a comment."""
     model = tree.get("model") if isinstance(tree, dict) else None
-    merges = model.get("merges") if isinstance(model, dict) else None
-    if not isinstance(merges, list) or not all(isinstance(merge, list) and len(merge) == 2 for merge in merges):
+    if not isinstance(model, dict) or not isinstance(merges := model.get("merges"), list):
+        return
+    if not all(isinstance(merge, list) and len(merge) == 2 for merge in merges):
         return
     if not any(" " in left or " " in right or left.startswith("#version") for left, right in merges):
         model["merges"] = [f"{left} {right}" for left, right in merges]
