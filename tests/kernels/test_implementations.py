@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,3 +109,28 @@ def test_a_cut_is_found_in_few_reads_of_a_row(filters, most):
     logits[3] = np.round(logits[3])
     cut, _ = loads("deterministic", input_names("deterministic"), axes, logits=logits, **given)
     assert cut <= 4 * most * 3001
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="this is the other process")
+def test_a_row_of_all_magnitudes_is_cut_in_bounded_reads():
+    rng = np.random.default_rng(1)
+    logits = (rng.choice([-1, 1], (1, 1, 400)) * 10.0 ** rng.uniform(-38, 30, (1, 1, 400))).astype(np.float32)
+    axes = {"B": 1, "K": 0, "R": 1, "V": 400, "W": 400}
+    given = {"top_k": np.array([200], np.int32), "top_p": np.ones(1, np.float32), "min_p": np.zeros(1, np.float32)}
+    cut, _ = loads("deterministic", input_names("deterministic"), axes, logits=logits, **given)
+    assert cut <= 20 * 400
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="this is the other process")
+def test_the_bench_finds_right_kernels_right():
+    from implementations import interpreter
+
+    from dsc.compiler.kernel_bench import bench, standard_cases
+
+    small = {"B": 2, "Hq": 4, "Hkv": 1, "M": 150, "V": 301, "W": 301}
+    cases = [
+        replace(case, axes={name: min(size, small.get(name, size)) for name, size in case.axes.items()})
+        for case in standard_cases()
+    ]
+    lines = bench(interpreter(), cases, lambda run, count: 1.0, device="cpu")
+    assert [(line.name, line.problem) for line in lines if line.problem] == []
