@@ -40,6 +40,7 @@ SUPPORTED_TRITON = "3.8."
 # PTX 8.0 is what CUDA 12.0 drivers translate; nothing newer is needed for compute_80.
 _FALLBACK_PTX = 80
 _PTX_TO_CUDA = {"8.0": 12000, "8.8": 12090}
+_Job = tuple[KernelVariant, str, Path | None]  # variant, architecture, where in the cache the result belongs
 _TENSOR_OPCODES = ("HMMA", "IMMA", "HGMMA", "IGMMA", "UTCHMMA", "UTCIMMA", "LDL", "STL")
 
 
@@ -255,7 +256,16 @@ def _store_whole(folder: Path, kernel: CompiledKernel) -> None:
                 os.replace(made / name, folder / name)
 
 
-def _compile_in_process(jobs: list[tuple[KernelVariant, str]]) -> list[CompiledKernel]:
+def _compile_and_keep(job: _Job) -> CompiledKernel:
+    """Compile, and put the result into the cache at once: what is done stays done when the rest is interrupted."""
+    variant, arch_name, folder = job
+    kernel = compile_kernel(variant, architecture(arch_name))
+    if folder:
+        _store(folder, kernel)
+    return kernel
+
+
+def _compile_in_process(jobs: list[_Job]) -> list[CompiledKernel]:
     """Compile jobs in a fresh Python process.
 
     Not `multiprocessing`: its start methods import the caller's main script again, which a library must not do.
@@ -276,7 +286,7 @@ def worker() -> None:
     os.dup2(2, 1)
     result: list[CompiledKernel] | DscError
     try:
-        result = [compile_kernel(variant, architecture(name)) for variant, name in pickle.load(sys.stdin.buffer)]
+        result = [_compile_and_keep(job) for job in pickle.load(sys.stdin.buffer)]
     except DscError as error:
         result = error
     with os.fdopen(output, "wb") as stream:
@@ -328,7 +338,7 @@ def compile_jobs(
     folders = [cache / content_key(*job) if cache else None for job in jobs]
     done = {i: found for i, folder in enumerate(folders) if folder and (found := _load(folder))}
     missing = [i for i in range(len(jobs)) if i not in done]
-    todo = [(jobs[i][0], jobs[i][1].name) for i in missing]
+    todo: list[_Job] = [(jobs[i][0], jobs[i][1].name, folders[i]) for i in missing]
     built: list[CompiledKernel] = []
     if workers > 1 and len(todo) > 1:
         shards = [todo[i::workers] for i in range(min(workers, len(todo)))]
@@ -336,10 +346,6 @@ def compile_jobs(
             finished = list(pool.map(_compile_in_process, shards))
         built = [finished[i % len(shards)][i // len(shards)] for i in range(len(todo))]
     else:
-        built = [compile_kernel(variant, architecture(name)) for variant, name in todo]
-    for i, kernel in zip(missing, built, strict=True):
-        done[i] = kernel
-        folder = folders[i]
-        if folder:
-            _store(folder, kernel)
+        built = [_compile_and_keep(job) for job in todo]
+    done |= dict(zip(missing, built, strict=True))
     return [done[i] for i in range(len(jobs))]
