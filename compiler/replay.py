@@ -17,7 +17,7 @@ from dsc.compiler.trace_reader import TracedRequest, recorded_acceptance
 from dsc.runtime.acceptance import RoundCosts
 from dsc.runtime.continuation_cache import ContinuationCache, ContinuationProposer
 from dsc.runtime.draft_reading import DraftReading
-from dsc.runtime.proposers import LATE, NgramProposer, Proposer, RowWatcher, model_prior
+from dsc.runtime.proposers import LATE, LATE_SHARE, NgramProposer, Proposer, RowWatcher, model_prior
 from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG
@@ -33,7 +33,7 @@ class RecordedDraft(DraftReading):
     Args:
         kind: of the draft.
         stream: the whole recorded sequence.
-        known: position -> whether the draft of it was right.
+        known: position and whether the draft had started late -> whether the draft of it was right.
         rate: share of right drafts where nothing is known.
         seed: of the draws there.
     """
@@ -42,7 +42,13 @@ class RecordedDraft(DraftReading):
     watch: RowWatcher | None = None
 
     def __init__(
-        self, kind: ProposerKind, stream: Sequence[int], known: Mapping[int, bool], rate: float, prior: float, seed: int
+        self,
+        kind: ProposerKind,
+        stream: Sequence[int],
+        known: Mapping[tuple[int, bool], bool],
+        rate: float,
+        prior: float,
+        seed: int,
     ) -> None:
         self.kind = kind
         self._stream = stream
@@ -71,16 +77,19 @@ class RecordedDraft(DraftReading):
         start = len(tokens)
         drafts = [_WRONG] * count
         for index in range(min(count, len(self._stream) - start)):
-            if not self._is_right(start + index):
+            if not self._is_right(start + index, self.start > 0):
                 break
             drafts[index] = self._stream[start + index]
         self._read = start - self.start + count - 1
         return drafts
 
-    def _is_right(self, position: int) -> bool:
-        if position not in self._right:
-            self._right[position] = random.Random(self._seed * 2**32 + position).random() < self._rate
-        return self._right[position]
+    def _is_right(self, position: int, late: bool) -> bool:
+        """As recorded; a late start keeps a share of what is right, or would be, with all of the text."""
+        if (position, late) not in self._right:
+            luck = random.Random((self._seed * 2 + late) * 2**32 + position).random()
+            right = self._is_right(position, False) and luck < LATE_SHARE if late else luck < self._rate
+            self._right[position, late] = right
+        return self._right[position, late]
 
     @property
     def n_read(self) -> int:
@@ -167,7 +176,7 @@ class ReplaySetup:
         spend: those that are counted, of a draft that started late or did not; of plain rounds where the proposer is
             empty.
         rates: proposer -> share of right drafts and what the runtime expects of it.
-        reading_ms: what a draft model took to read one token of a long text; 0 when that is not known.
+        reading_ms: what a draft model takes to read one token of a long text; 0 leaves it to `decide`.
     """
 
     config: DflashConfig

@@ -124,17 +124,24 @@ class _Bench:
         return measured
 
     def _reading_ms(self) -> float:
-        """Of a draft model for each token of a text that it had to read first, by the trace."""
+        """Of a draft model for each token of a text that it had to read first: by the trace, brought to the speed of the
+        costs that are counted; 0 where the curve tells it and is what counts.
+        """
         lines = [line for line in measured_rounds(self._requests) if line.lag > SHORT_LAG and line.draft_ids]
-        ms = 0.0
+        if not lines or (not self._measured and any(curve.read_ms for curve in self.curves)):
+            return 0.0
+        forward_ms = draft_ms = 0.0
         for line in lines:
-            costs = self.spent(self._draft, line.n_tokens, line.start > 0)
-            ms += line.ms["propose"] - costs.drafting(len(line.draft_ids)) * costs.step_ms
-        n_read = sum(line.lag for line in lines)
-        return max(ms, 0.0) / n_read if n_read else 0.0
+            costs, n_drafts = self.spent(self._draft, line.n_tokens, line.start > 0), len(line.draft_ids)
+            forward_ms += (costs.round(n_drafts) - costs.drafting(n_drafts)) * costs.step_ms
+            draft_ms += costs.drafting(n_drafts) * costs.step_ms
+        speed = forward_ms / sum(line.ms["forward"] for line in lines)
+        propose_ms = sum(line.ms["propose"] for line in lines) * speed
+        return max(propose_ms - draft_ms, 0.0) / sum(line.lag for line in lines)
 
     def _rate(self, kind: ProposerKind) -> float:
-        known = [right for request in self._requests for right in recorded_acceptance(request, kind).values()]
+        judged = [item for request in self._requests for item in recorded_acceptance(request, kind).items()]
+        known = [right for (_, late), right in judged if not late]
         return sum(known) / len(known) if known else draft_prior(self._config, kind)
 
     def recorded(self, kind: ProposerKind) -> int:

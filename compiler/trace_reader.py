@@ -135,14 +135,16 @@ def _parse(text: str, where: str) -> Any:
         raise RequestError(where, f"a JSON object is required: {error}") from None
 
 
-def recorded_acceptance(request: TracedRequest, kind: str) -> dict[int, bool]:
-    """Position in the sequence -> whether the proposer's draft of it was right, where it was judged."""
-    known: dict[int, bool] = {}
+def recorded_acceptance(request: TracedRequest, kind: str) -> dict[tuple[int, bool], bool]:
+    """Position in the sequence, and whether the proposer had started late -> whether its draft was right, where it was
+    judged.
+    """
+    known: dict[tuple[int, bool], bool] = {}
     for line in request.rounds:
         if line.proposer != kind:
             continue
         for index in range(min(line.accepted + 1, len(line.draft_ids))):
-            known[line.n_tokens + index] = index < line.accepted
+            known[line.n_tokens + index, line.start > 0] = index < line.accepted
     return known
 
 
