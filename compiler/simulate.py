@@ -124,8 +124,8 @@ class _Bench:
         return measured
 
     def _reading_ms(self) -> float:
-        """Of a draft model for each token of a text that it had to read first: by the trace, brought to the speed of the
-        costs that are counted; 0 where the curve tells it and is what counts.
+        """Of a draft model for each token of a text that it had to read first: by the trace, brought to the speed of
+        the costs that are counted; 0 where the curve tells it and is what counts.
         """
         lines = [line for line in measured_rounds(self._requests) if line.lag > SHORT_LAG and line.draft_ids]
         if not lines or (not self._measured and any(curve.read_ms for curve in self.curves)):
