@@ -77,13 +77,14 @@ def plan_command(
     slots: Annotated[int | None, typer.Option(help="plan for this many sequences")] = None,
     memory_gib: Annotated[float | None, typer.Option("--memory", help="does it fit in so many GiB")] = None,
     picture: Annotated[Path | None, typer.Option(help="write the layout as .png or .svg")] = None,
+    backend: Annotated[str, typer.Option(help="cpu or cuda: whose graphs use the memory")] = "cpu",
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """Show the KV memory layout, whether it fits, and how long a context fits."""
     from dsc.compiler.plan_report import draw_plan, plan_report
 
-    report, plan = plan_report(bundle, max_length, slots, memory_gib)
+    report, plan = plan_report(bundle, max_length, slots, memory_gib, backend)
     if picture is not None:
         draw_plan(plan, picture)
         report["picture"] = str(picture)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.errors import RequestError
-from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, KvPlan, parse_plan
+from dsc.bundle_schema.kv_plan import PLAN_NAMES, KvPlan, parse_plan
 from dsc.compiler.plan_kv import kv_nbytes_per_token, longest_length, plan_kv
 
 GIB = 1 << 30
@@ -15,22 +15,27 @@ PICTURE_SUFFIXES = (".png", ".svg")
 
 
 def plan_report(
-    path: Path, max_length: int | None, n_slots: int | None, memory_gib: float | None
+    path: Path, max_length: int | None, n_slots: int | None, memory_gib: float | None, backend: str = "cpu"
 ) -> tuple[dict[str, Any], KvPlan]:
-    """The bundle's own plan, or the plan for another length or number of slots.
+    """The bundle's own plan, or the plan for another length or number of slots, on the CPU or on CUDA.
 
     Returns:
         A JSON-able report (sizes, slots, and with `memory_gib` whether it fits and the longest length that
         does), and the plan it describes.
 
     Raises:
+        RequestError: the bundle has no plan for `backend`.
         BundleError, PlanError: the bundle or the wanted plan is not valid.
     """
     with open_bundle(path) as bundle:
         manifest = bundle.manifest
-        plan = parse_plan(bundle.read(KV_PLAN_NAME))
-    target = manifest.target.info
-    draft = manifest.draft.model.info if manifest.draft.model is not None else None
+        plans = {key: bundle.read(name) for key, name in PLAN_NAMES.items() if name in bundle.members}
+    where = next((key for key in plans if key == backend), None)
+    if where is None:
+        raise RequestError("--backend", f"one of {', '.join(plans)} is required, got {backend!r}")
+    plan = parse_plan(plans[where], PLAN_NAMES[where])
+    target = manifest.target.info_on(where)
+    draft = manifest.draft.model.info_on(where) if manifest.draft.model is not None else None
     if max_length is not None or n_slots is not None:
         length = plan.max_length if max_length is None else max_length
         plan = plan_kv(target, draft, length, plan.rollback_slack, plan.n_slots if n_slots is None else n_slots)

@@ -21,6 +21,7 @@ from dsc.bundle_schema.kv_plan import PLAN_NAMES, check_plan, parse_plan
 from dsc.compiler.bundle_kernels import check_kernels, device_report, kernel_rows, kernels_section
 from dsc.compiler.bundle_tools import check_bundle
 from dsc.compiler.inspect import inspect_bundle
+from dsc.compiler.plan_report import plan_report
 from dsc.kernels.bundle_members import launch_records
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -79,6 +80,12 @@ def test_the_plan_for_cuda_is_sound_and_takes_half(bundle):
     draft = manifest.draft.model
     assert draft is not None
     check_plan(plans["cuda"], manifest.target.info_on("cuda"), draft.info_on("cuda"))
+    for backend, dtype in (("cpu", "float32"), ("cuda", "float16")):
+        for length in (None, 100):  # the bundle's own plan, and one for another length
+            report, _ = plan_report(bundle, length, None, None, backend)
+            assert {slot["dtype"] for slot in report["slots"]} == {dtype}
+    with pytest.raises(RequestError, match="one of cpu, cuda is required, got 'rocm'"):
+        plan_report(bundle, None, None, None, "rocm")
     assert {slot.dtype.value for slot in plans["cuda"].slots} == HALF_POOLS
     assert 2 * sum(slot.nbytes for slot in plans["cuda"].slots) == sum(slot.nbytes for slot in plans["cpu"].slots)
 
