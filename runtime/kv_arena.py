@@ -113,15 +113,19 @@ class KvZone:
         self.settled = 0
         self.reach = max(self.reach, n_rows)
 
+    def wipe(self) -> None:
+        """Overwrite every row that was ever written with zeros, if rollback is secure."""
+        if self._secure:
+            for pool in self.pools.values():
+                pool[:, :, : self.reach] = 0
+
     def move_to(self, pools: dict[str, NDArray[np.generic]], reach: int) -> None:
         """Lie elsewhere from now on; what is valid has been copied there.
 
         Args:
             reach: rows of the new place that were ever written.
         """
-        if self._secure:
-            for pool in self.pools.values():
-                pool[:, :, : self.reach] = 0
+        self.wipe()
         self.pools, self.reach = pools, reach
 
     def _reject(self, start: int, end: int) -> None:

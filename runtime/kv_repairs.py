@@ -85,7 +85,8 @@ class KvRepairs:
         slot, sequence = pool.at.index(None), pool.at[pool.span - 1]
         assert sequence is not None
         places = {owner: pool.arena.pools_of(owner, slot) for owner in pool.owners}
-        return _Move(sequence, slot, pool.tenancies[slot], KvTransfer(pool.live[sequence].zones, places))
+        transfer = KvTransfer(pool.live[sequence].zones, places, pool.arena.secure_rollback)
+        return _Move(sequence, slot, pool.tenancies[slot], transfer)
 
     def _finish_move(self, move: _Move) -> None:
         pool, entry = self._pool, self._pool.live[move.sequence]
@@ -105,9 +106,13 @@ class KvRepairs:
             self._abandon_move()
 
     def _abandon_move(self) -> None:
-        if self._move is not None:
-            self._move = None
-            self.counts.abandoned += 1
+        move = self._move
+        if move is None:
+            return
+        if self._pool.tenancies[move.slot] == move.tenancies:
+            move.transfer.undo()
+        self._move = None
+        self.counts.abandoned += 1
 
     def trim(self, has_time: HasTime = no_limit) -> bool:
         """Give back the memory of rows that were written and are not valid, free slots' included."""
@@ -184,11 +189,13 @@ class KvRepairs:
             self._abandon_move()
             plan = resized(self._bundle_plan, self._wanted, pool.n_slots)
             self._new_arena = KvArena(plan, pool.arena.secure_rollback)
+        for name in self._leaving.keys() - pool.live.keys():
+            self._leaving.pop(name).undo()
         for name, entry in pool.live.items():
             transfer = self._leaving.get(name)
             if transfer is None:
                 places = {owner: self._new_arena.pools_of(owner, entry.slot) for owner in pool.owners}
-                transfer = self._leaving[name] = KvTransfer(entry.zones, places)
+                transfer = self._leaving[name] = KvTransfer(entry.zones, places, pool.arena.secure_rollback)
             if not transfer.step(has_time) or entry.waits:
                 return False
         self._enforce(self._new_arena, self._wanted)

@@ -122,6 +122,7 @@ class KvSlots:
         zones = {owner: self.arena.zone(owner, limit, slot) for owner in self.owners}
         for owner, zone in zones.items():
             zone.reach = self.reach[owner][slot]
+            zone.wipe()
         self.counts.allocated += 1
         name = self.counts.allocated
         self.live[name] = LiveSequence(slot, limit, zones)

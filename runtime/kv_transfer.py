@@ -21,9 +21,11 @@ class KvTransfer:
         zones: of the sequence, by model.
         places: graph input name -> array [1, Hkv, rows, D], where each zone is to be; rows may differ from the zone's,
             except those of rings.
+        secure: overwrite copies of rows that hold no more.
     """
 
-    def __init__(self, zones: Mapping[Owner, KvZone], places: Mapping[Owner, Pools]) -> None:
+    def __init__(self, zones: Mapping[Owner, KvZone], places: Mapping[Owner, Pools], secure: bool = False) -> None:
+        self._secure = secure
         self.places = places
         self._zones = zones
         self._copied = {(owner, name): 0 for owner, pools in places.items() for name in pools}
@@ -39,11 +41,22 @@ class KvTransfer:
         return all(done == self._zones[owner].length for (owner, _), done in self._copied.items())
 
     def _forget_rewound(self) -> None:
-        """Rows that a rewind has dropped since may have been written anew."""
-        for (owner, name), done in self._copied.items():
-            self._copied[owner, name] = min(done, self._zones[owner].settled)
+        """Rows that a rewind has dropped since may have been written anew; their copies are no one's."""
+        for owner, name in self._copied:
+            self._keep(owner, name, self._zones[owner].settled)
         for zone in self._zones.values():
             zone.settled = zone.length
+
+    def undo(self) -> None:
+        """Start again; what has been copied is overwritten if it has to be."""
+        for owner, name in self._copied:
+            self._keep(owner, name, 0)
+
+    def _keep(self, owner: Owner, name: str, n_rows: int) -> None:
+        done, place = self._copied[owner, name], self.places[owner][name]
+        if self._secure and n_rows < done:
+            place[:, :, np.arange(n_rows, min(done, n_rows + place.shape[2])) % place.shape[2]] = 0
+        self._copied[owner, name] = min(n_rows, done)
 
     def _pieces(self) -> Iterator[None]:
         """Copy a piece each time."""

@@ -175,3 +175,23 @@ def test_a_length_beyond_the_bundle_is_refused_and_changes_nothing():
     with pytest.raises(PlanError, match="1 to 200 are possible in this bundle, got 201"):
         repairs.resize(201)
     assert (pool.max_length, repairs.continue_resize(), pool.epoch) == (200, True, 0)
+
+
+def test_secure_rollback_leaves_no_copies_behind():
+    pool = KvSlots(KvArena(pool_plan(ring=False), secure_rollback=True))
+    repairs = KvRepairs(pool)
+    first, last = filled(pool, 10), filled(pool, 100)
+    pool.free(first)
+    repairs.defragment(steps(3))
+    taken = pool.allocate()
+    assert not any(rows.any() for rows in pool.zone(taken, "target").pools.values())
+    pool.free(taken)
+    repairs.defragment()
+    repairs.defragment(steps(3))
+    pool.rewind(last, "target", 20)
+    while not repairs.defragment(steps(3)):
+        pass
+    for rows in pool.arena.pools_of("target", pool.slot(last)).values():
+        assert (rows[:, :, :20] == last).all()
+        assert not rows[:, :, 20:].any()
+    assert not any(rows.any() for rows in pool.arena.pools_of("target", 1).values())

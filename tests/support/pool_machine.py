@@ -129,7 +129,7 @@ class PoolMachine(RuleBasedStateMachine):
         name, model = self.pick(index)
         length = round(share * len(model.rows[owner]))
         self.pool.rewind(name, owner, length)
-        if self.ring and owner == "target" and len(model.rows[owner]) - length > SLACK:
+        if self.ring and owner == "target" and length < len(model.rows[owner]) and model.top[owner] - length > SLACK:
             length = 0  # the ring has written over what would be needed
         del model.rows[owner][length:]
         model.pending[owner] = []
