@@ -26,6 +26,8 @@ from dsc.runtime.generation import Generation
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.kv_slots import KvSlots
 from dsc.runtime.packed_forward import Logits, SlotForward, SlotGraph, TargetForward, Turn, why_apart
+from dsc.runtime.prefix_cache import PrefixCache, Zones
+from dsc.runtime.recall import recall, reuses
 from dsc.runtime.request import FinishReason, Prompt
 from dsc.runtime.session import ForwardSession
 from dsc.runtime.shared_round import admitted_windows, fair_shares, prompt_rows
@@ -104,6 +106,7 @@ class Engine:
         self._model = model
         self._pool = KvSlots(KvArena(plan, bundle.config.secure_rollback), model.max_length)
         self._health = CacheHealth(self._pool, bundle.config.health)
+        self._prefixes = PrefixCache(bundle.config.cache.prefix_max_nbytes)
         self._target = SlotGraph(bundle.target.session, self._pool, "target")
         draft = bundle.draft.session if bundle.draft is not None else None
         self._draft = SlotGraph(draft, self._pool, "draft") if isinstance(draft, ForwardSession) else None
@@ -214,6 +217,7 @@ class Engine:
         self._join()
         if self._running:
             self._round()
+            self._health.config = self._model.config.health
             self._health.scan()
         with self._changed:
             self._changed.notify_all()
@@ -249,6 +253,7 @@ class Engine:
         own = replace(bundle, target=target, draft=draft)
         request, stats = ticket.request, ticket.stats
         trace = closing.enter_context(open_trace(request.trace))
+        recall(self._prefixes, self._model.config, request, stats, (), self._zones(sequence), lambda length: None)
         scheduler = self._model.scheduler.for_sequence(draft)
         run = start_decoding(own, scheduler, request, list(request.ids), stats, trace)
         stats.sharing = self._forward.reason or "packed rows"
@@ -351,10 +356,15 @@ class Engine:
         result, run = running.generation.result, running.generation.run
         assert result is not None
         self._running.remove(running)
+        if reuses(running.ticket.request, self._model.config):
+            self._prefixes.save(run.tokens, self._zones(running.sequence))
         self._release(running)
         self._count(result.finish_reason)
         self._model.scheduler.remember(run.tokens, run.n_prompt, run.cuts)
         running.ticket.finish(result)
+
+    def _zones(self, sequence: int) -> Zones:
+        return {owner: self._pool.zone(sequence, owner) for owner in self._pool.owners}
 
     def _release(self, running: Running) -> None:
         self._pool.free(running.sequence)

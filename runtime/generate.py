@@ -27,6 +27,7 @@ from dsc.runtime.engine import Engine
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.prefix_cache import PrefixCache
+from dsc.runtime.recall import recall
 from dsc.runtime.request import (
     Chunk,
     GenerationResult,
@@ -306,14 +307,8 @@ class SpeculativeModel:
 
     def _recall(self, request: Request, stats: GenerationStats) -> None:
         """Leave in the caches what they, or a saved text, hold of the prompt."""
-        config = self.config.cache
-        if not (config.reuse_prefixes if request.reuse_cache is None else request.reuse_cache):
-            self._rewind(0)
-            return
         zones = {model.zone.owner: model.zone for model in (self.bundle.target, self.bundle.draft) if model is not None}
-        stats.prefix_reason = next((zone.unsavable for zone in zones.values() if zone.unsavable), "")
-        self.prefixes.configure(0 if stats.prefix_reason else config.prefix_max_nbytes)
-        stats.restored_tokens = self.prefixes.swap_in(self._cached, request.ids, zones, self._rewind)
+        recall(self.prefixes, self.config, request, stats, self._cached, zones, self._rewind)
 
     def _relieve(self, pressed: bool) -> None:
         """Under memory pressure give back what can be made again; journal only without it."""

@@ -1,11 +1,14 @@
 import numpy as np
 import pytest
+from forward_graphs import VOCAB as FORWARD_VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_bundle import packed_bundle
 from scripted_lm import greedy_reference
 from toy_bundle import toy_bundle, toy_plan
 
 from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
+from dsc.kernels.native import find_library
 from dsc.runtime import load
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.prefix_cache import LEAST_ROWS, PrefixCache
@@ -166,3 +169,22 @@ def test_a_short_match_is_not_worth_a_copy():
     cache.save(tokens(50), zones(50))
     ids = np.array([*tokens(LEAST_ROWS - 1), 99, 99], np.int32)
     assert cache.find(ids, 1) is None
+
+
+# --- in an engine
+
+
+@pytest.mark.parametrize("kernels", ["native", "ort"])
+def test_an_engine_keeps_the_prompts_of_finished_requests(tmp_path, kernels):
+    if kernels == "native" and find_library().path is None:
+        pytest.skip(find_library().reason)
+    model = load(packed_bundle(tmp_path / "tiny.dsmodel"), kernels=kernels, verify="never")
+    prompt = np.random.default_rng(3).integers(0, FORWARD_VOCAB, 60).tolist()
+    plain = model.generate(prompt, 12).ids
+    with model.engine(slots=2) as engine:
+        for reuse, restored in ((True, 0), (True, len(prompt) - 1), (False, 0), (None, 0)):
+            result = engine.submit(prompt, max_new_tokens=12, reuse_cache=reuse).result()
+            assert (result.stats.restored_tokens, result.stats.cached_tokens) == (restored, restored)
+            assert result.ids == plain
+        beginning = engine.submit([*prompt[:40], 1, 2], max_new_tokens=3, reuse_cache=True).result()
+        assert beginning.stats.restored_tokens == 40
