@@ -108,6 +108,25 @@ def test_the_default_is_plain_decodings_output_too(model):
         assert model.generate(chat(prompt), 32).ids == model.generate(chat(prompt), 32, speculation="off").ids
 
 
+def test_sequences_of_an_engine_are_what_each_is_alone(model):
+    sampled = {"sampling": {"temperature": 0.8, "top_p": 0.95}, "seed": 5}
+    requests = [
+        (chat(QUOTE), {}),
+        (chat(COUNT), {"speculation": "off"}),
+        (LOOP, {"speculation": lookup(4)}),
+        (chat(CAPITAL), sampled),
+        (model.encode("\n".join([QUOTE, COUNT, LOOP] * 12)), {"speculation": lookup(8)}),
+    ]
+    wanted = [model.generate(prompt, 24, **options).ids for prompt, options in requests]
+    with model.engine(slots=4) as engine:
+        tickets = [engine.submit(prompt, max_new_tokens=24, **options) for prompt, options in requests]
+        assert [ticket.result().ids for ticket in tickets] == wanted
+    stats = engine.stats()
+    assert stats["most_sequences"] == 4
+    assert stats["forwards"] == stats["rounds"]
+    assert tickets[0].stats.sharing == "packed rows"
+
+
 def test_a_seed_fixes_sampled_output_whatever_was_drafted(model):
     sampling = {"temperature": 0.8, "top_p": 0.95}
     runs = {
