@@ -14,18 +14,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cuda_bundles
 import pytest
 from cuda_bundle import cuda_bundle
 from forward_graphs import HEADS, KV_HEADS, N_LAYERS
 from scripted_lm import greedy_reference
 from stub_cuda.build import build_stubs
-from stub_cuda.worker import TABLE
+from stub_cuda.worker import table
 from toy_bundle import toy_bundle
+
+from dsc.kernels.attention_table import attention_variants
+from dsc.kernels.gpu_targets import architecture
+from dsc.runtime import load
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "build" / "ort-gpu"
 PROVIDER = PACKAGE / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
 WORKER = REPOSITORY / "tests" / "support" / "stub_cuda" / "worker.py"
+TABLE = table("target", 80)
 PROMPT = [5, 9, 2, 5, 9, 2, 7]
 PLAIN = greedy_reference(TABLE, PROMPT, 40)
 FILTERS = {"no filter": {}, "top-k": {"top_k": 7}, "top-p and min-p": {"top_p": 0.8, "min_p": 0.05}}
@@ -284,3 +290,22 @@ def test_kernels_that_are_required_and_cannot_be_had_are_an_error(run, native, b
     assert error.startswith("HostError: kernels: the bundle's attention kernels are required: ")
     error = run(bundle, {"prompt": PROMPT}, kernels="native")[0]["error"]
     assert error.startswith("HostError: kernels: the native library is required: the bundle's graphs have none")
+
+
+@pytest.mark.slow
+def test_a_compiled_bundle_runs_whole_on_the_device(run, tmp_path, monkeypatch):
+    """What `dsc compile` makes: weights and rotary tables as a checkpoint has them, a draft, two ways of attention."""
+    needed = [variant.name for variant in attention_variants(64, "float16", architecture(cuda_bundles.ARCH))]
+    monkeypatch.setattr(cuda_bundles, "FEW", (*cuda_bundles.FEW, *needed))
+    path = tmp_path / "compiled.dsmodel"
+    options = {"draft": {"kind": "self", "precision": "int8"}, "cuda_attention": "dspark"}
+    cuda_bundles.compile_few(cuda_bundles.kernel_model_dir(tmp_path / "source"), path, tmp_path, **options)
+    plain = greedy_reference(table("target", load(path).bundle.manifest.target.info.vocab_size), PROMPT, 40)
+    call = {"prompt": PROMPT, "max_new_tokens": 40, "speculation": _draft(3)}
+    for kernels, on_host in (("ort", set()), ("native", {"Concat"})):  # which puts the numbers of a shape together
+        loaded, result = run(path, call, capability="8.0", kernels=kernels)
+        assert set(loaded["on_host"]) == on_host
+        assert result["ids"] == plain[: len(result["ids"])]
+        assert result["stats"]["accepted"] > 0
+        assert host_copies(result["events"]) == []
+        assert bool(attention(result["events"])) == (kernels == "native")

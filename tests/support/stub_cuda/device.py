@@ -7,6 +7,7 @@ of the sequence: a wrong, stale or misplaced row changes the output.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,15 @@ class Device:
     """The stub's driver, executing.
 
     Args:
-        tables: the scripted rule of each forward graph, by a word in the graph's name.
+        table: the scripted rule of a forward graph: (``target`` or ``draft``, width of a row) -> table.
         capability: compute capability of the device.
     """
 
-    def __init__(self, tables: dict[str, np.ndarray], capability: tuple[int, int]) -> None:
+    def __init__(self, table: Callable[[str, int], np.ndarray], capability: tuple[int, int]) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.driver.mock_events.restype = ctypes.c_char_p
         self.driver.mock_device(13000, *capability)
-        self.tables = tables
+        self.table = table
         self.read: dict[str, list[int]] = {}
         self.truncation: dict[str, float] = {}
         self._callback = _LAUNCHED(self._launched)
@@ -68,13 +69,14 @@ class Device:
 
     def computed(self, graph: CudaForward, tokens: list[int], past: int, logits: Any) -> None:
         """Write the logits that a forward would give."""
-        name = next(name for name in self.tables if name in graph.where)
+        name = graph.where.partition("/")[0]
         read = self.read.setdefault(name, [])
         assert past <= len(read)
         read[past:] = tokens
+        table = self.table(name, logits.vocab_size)
         rows = memory(logits.address, logits.n * logits.vocab_size, np.float32).reshape(logits.n, -1)
         for i in range(logits.n):
-            rows[i] = reference_logits(self.tables[name], read[: len(read) - logits.n + 1 + i])
+            rows[i] = reference_logits(table, read[: len(read) - logits.n + 1 + i])
 
     def _launched(self, entry: bytes, grid: Any, params: Any) -> None:
         at = lambda i, kind: ctypes.cast(params[i], ctypes.POINTER(kind)).contents.value  # noqa: E731
