@@ -5,12 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define TRY(call)                        \
-  do {                                   \
-    OrtStatus *status_ = (call);         \
-    if (status_) return status_;         \
-  } while (0)
 #define REQUIRE(api, condition, message) \
   if (!(condition)) return ort_create_status(api)(ORT_INVALID_ARGUMENT, message)
 

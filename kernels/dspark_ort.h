@@ -81,4 +81,11 @@ struct OrtCustomOp {
 #define ort_parallel_for(api) \
   ORT_CALL(api, 274, OrtStatus *, const OrtKernelContext *, void (*)(void *, size_t), size_t, size_t, void *)
 
+#define EXPORT __attribute__((visibility("default")))
+#define TRY(call)                        \
+  do {                                   \
+    OrtStatus *status_ = (call);         \
+    if (status_) return status_;         \
+  } while (0)
+
 #endif
