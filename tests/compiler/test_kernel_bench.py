@@ -16,9 +16,11 @@ pytest.importorskip("triton", reason="Triton is an extra of the compiler")
 pytest.importorskip("torch", reason="torch is an extra of the compiler")
 
 from launch_records import mock_image, record
+from typer.testing import CliRunner
 
-from dsc.bundle_schema.errors import HostError, RequestError
+from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
 from dsc.compiler import kernel_bench
+from dsc.compiler.cli import app
 from dsc.compiler.kernel_bench import (
     BenchLine,
     architecture_for,
@@ -142,3 +144,19 @@ def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.setattr("dsc.runtime.cuda_driver.CudaDriver", no_driver)
     with pytest.raises(HostError, match=r"dsc kernels bench: a CUDA GPU is required.*dsc kernels show works without"):
         kernel_bench.open_device()
+
+
+def test_the_command_writes_its_report_and_fails_where_a_result_is_wrong(kernels, tmp_path, monkeypatch):
+    patches = {
+        "open_device": lambda: kernels,
+        "standard_cases": lambda: tuple(map(small, standard_cases()))[-1:],
+        "bench": lambda *given, **options: [BenchLine("commit", "row 3 differs", 2.0, 4.0, 2.0, 1500.0)],
+        "copy_bandwidth": lambda clock: 3e12,
+    }
+    for name, value in patches.items():
+        monkeypatch.setattr(kernel_bench, name, value)
+    done = CliRunner().invoke(app, ["kernels", "bench", "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, CheckFailed)
+    assert "1 results differ from the reference: commit" in str(done.exception)
+    assert "row 3 differs" in (tmp_path / "out" / "kernels.md").read_text()
+    assert CliRunner().invoke(app, ["kernels", "bench", "--repeats", "4"]).exit_code == 2

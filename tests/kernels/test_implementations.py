@@ -60,6 +60,13 @@ def test_every_contract_has_an_implementation():
     assert {name for names in SERVED.values() for name in names} == set(CONTRACTS)
 
 
+def test_the_bytes_of_the_contract_are_one_read_of_the_logits():
+    axes = {"B": 8, "K": 4, "R": 5, "V": 152_064, "W": 0}
+    assert load_contract("SpeculativeVerify").nbytes(axes) == 4 * logits_read(8, 4, 152_064, "greedy")
+    for mode in ("deterministic", "rejection", "block"):
+        assert logits_read(8, 4, 152_064, mode) <= 2 * logits_read(8, 4, 152_064, "greedy")
+
+
 READS = {"B": 2, "K": 3, "R": 4, "V": 9001, "W": 9001}
 
 
