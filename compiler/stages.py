@@ -18,7 +18,10 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class StageReport:
-    """What one stage took; `peak_rss_nbytes` is the highest resident size during the stage."""
+    """What one stage took; `peak_rss_nbytes` is the highest resident size of this process during the stage.
+
+    GPU kernels are compiled by other processes, which do not count.
+    """
 
     name: str
     seconds: float

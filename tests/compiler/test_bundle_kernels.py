@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_bundles import ARCH, FEW, compile_few, kernel_model_dir
+from compile_for_cuda import ARCH, FEW, compile_few, kernel_model_dir
 
 pytest.importorskip("triton", reason="Triton is an extra of the compiler")
 
@@ -188,7 +188,7 @@ def test_the_same_bytes_from_another_process_folder_and_hash_seed(source, tmp_pa
     for seed, output in enumerate(outputs):
         output.parent.mkdir()
         env = os.environ | {"PYTHONHASHSEED": str(seed), "HOME": str(output.parent), "PYTHONPATH": str(SUPPORT)}
-        command = [sys.executable, SUPPORT / "cuda_bundles.py", source, output]
+        command = [sys.executable, SUPPORT / "compile_for_cuda.py", source, output]
         processes.append(subprocess.Popen(command, cwd=output.parent, env=env, stderr=subprocess.PIPE, text=True))
     for process in processes:
         _, errors = process.communicate()

@@ -1,6 +1,6 @@
 """A tiny model whose head size has GPU kernels, and compiles of it with a handful of kernels for one architecture.
 
-Run as a script it compiles in a process of its own: ``cuda_bundles.py SOURCE OUTPUT``.
+Run as a script it compiles in a process of its own: ``compile_for_cuda.py SOURCE OUTPUT``.
 """
 
 from __future__ import annotations
