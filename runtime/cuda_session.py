@@ -40,7 +40,7 @@ class DeviceLogits:
 
     def drafts_address(self) -> int:
         """Of the n - 1 tokens that the rows after the first one read: the drafts of a block."""
-        return self.ids_address + _WORD * (self.n_tokens - self.n + 1)
+        return self.ids_address + _WORD * (self.n_tokens - self.n + 1) if self.n > 1 else self.ids_address
 
     def host(self) -> NDArray[np.float32]:
         """All rows [n, V], copied; waits."""

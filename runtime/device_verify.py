@@ -47,6 +47,7 @@ class DeviceTail:
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._bound: dict[tuple[VerifyTail, tuple[int, ...]], tuple[BoundLaunch, ...]] = {}
+        self._refusals: dict[VerifyTail, str] = {}
         self._results = np.zeros(max_rows * (8 + 4 + 4 * _MAX_PARTS), np.uint8)
         self._results_at = stream.allocate(self._results.nbytes)
         self.next_tokens, self.accepted, self.best = _split(self._results, max_rows)
@@ -104,10 +105,15 @@ class DeviceTail:
         require_finite(self.best[: n_rows * parts].reshape(n_rows, parts).max(axis=1).min())
 
     def refusal(self, rule: VerifyTail) -> str:
-        """Why the kernels do not serve a rule, or an empty string."""
-        address = self._results_at  # as aligned as any
+        """Why the kernels do not serve a rule, or an empty string; found out once."""
+        if rule not in self._refusals:
+            self._refusals[rule] = self._try(rule)
+        return self._refusals[rule]
+
+    def _try(self, rule: VerifyTail) -> str:
+        addresses = {**self.request_addresses, **self.addresses, "logits_ptr": self._results_at}  # as aligned as any
         try:
-            bind_verify(self._kernels, rule, {**self.request_addresses, **self.addresses, "logits_ptr": address})
+            bind_verify(self._kernels, rule, addresses)
         except KernelError as error:
             return str(error)
         return ""
