@@ -21,6 +21,7 @@ from dsc.runtime.arguments import whole_number
 from dsc.runtime.cache_health import CacheHealth
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.decode import Block, conclude
+from dsc.runtime.engine_length import EngineLength
 from dsc.runtime.engine_request import Running
 from dsc.runtime.generation import Generation
 from dsc.runtime.kv_arena import KvArena
@@ -106,6 +107,7 @@ class Engine:
         self._model = model
         self._pool = KvSlots(KvArena(plan, bundle.config.secure_rollback), model.max_length)
         self._health = CacheHealth(self._pool, bundle.config.health)
+        self._length = EngineLength(self._pool, self._health.repairs)
         self._prefixes = PrefixCache(bundle.config.cache.prefix_max_nbytes)
         self._target = SlotGraph(bundle.target.session, self._pool, "target")
         draft = bundle.draft.session if bundle.draft is not None else None
@@ -143,16 +145,36 @@ class Engine:
         with self._changed:
             if self._closed:
                 raise GenerationError("engine", "is closed", "make another one")
+            request = self._length.fit(request, self._model.bundle.manifest.target.info.vocab_size)
             self._stats.submitted += 1
             ticket = Ticket(
                 self._stats.submitted, request, tenant, self._changed, None if self._background else self.step
             )
             self._line.add(ticket, None if time_limit is None else self._clock() + time_limit)
-            if self._background and self._thread is None:
-                self._thread = Thread(target=self._serve, name="dsc-engine", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._wake()
         return ticket
+
+    def _wake(self) -> None:
+        """Let the thread look; start it for the first time."""
+        if self._background and self._thread is None:
+            self._thread = Thread(target=self._serve, name="dsc-engine", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def resize(self, max_length: int) -> None:
+        """Change the most tokens that a request may have, prompt and output together.
+
+        A smaller length holds for requests that come from now on; those that run or wait keep what they were promised,
+        and the memory goes when the last of them has ended. A larger one holds when its memory is there.
+
+        Raises:
+            PlanError: it is not from 1 to what the bundle was compiled for.
+        """
+        with self._changed:
+            self._length.ask(max_length)
+            self._wake()
+        if not self._background:
+            self.step()
 
     def run(self) -> None:
         """Run rounds until nothing is left to do, for an engine without a thread."""
@@ -193,7 +215,8 @@ class Engine:
         """Counters of the engine, its queue and its cache, as plain values."""
         stats = replace(self._stats, forwards=self._forward.runs, split_rounds=self._forward.split)
         waiting = len(self._line)
-        return asdict(stats) | {"running": len(self._running), "waiting": waiting, "cache": self._health.report()}
+        now = {"running": len(self._running), "waiting": waiting, "max_length": self._length.limit}
+        return asdict(stats) | now | {"cache": self._health.report()}
 
     @property
     def _idle(self) -> bool:
@@ -203,7 +226,7 @@ class Engine:
         """The thread: rounds while there is something to do."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or not self._idle)
+                self._changed.wait_for(lambda: self._closed or self._length.asked or not self._idle)
                 if self._closed and self._idle:
                     return
             try:
@@ -214,11 +237,16 @@ class Engine:
     def step(self) -> bool:
         """One round; returns whether there may be more to do."""
         self._end_early()
+        with self._changed:
+            waiting = [ticket.request for ticket in self._line.tickets()]
+            self._length.follow(waiting)
         self._join()
         if self._running:
             self._round()
             self._health.config = self._model.config.health
             self._health.scan()
+        if not self._running:
+            self._health.repairs.continue_resize()  # nobody waits for it
         with self._changed:
             self._changed.notify_all()
             return not self._idle
@@ -230,7 +258,7 @@ class Engine:
                 entry = self._line.next()
                 if entry is None:
                     return
-                sequence = self._pool.allocate()
+                sequence = self._pool.allocate(entry[0].request.max_tokens)
                 assert sequence is not None
             ticket, deadline = entry
             closing = ExitStack()

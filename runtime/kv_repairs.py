@@ -167,10 +167,18 @@ class KvRepairs:
         Raises:
             PlanError: it is not from 1 to what the bundle was compiled for.
         """
-        resized(self._bundle_plan, max_length, self._pool.n_slots)
+        self.check_length(max_length)
         self._wanted, self._new_arena = max_length, None
         self._leaving.clear()
         self._pool.max_length = min(max_length, self._pool.max_length)
+
+    def check_length(self, max_length: int) -> None:
+        """Whether `resize` would take this length.
+
+        Raises:
+            PlanError: it is not from 1 to what the bundle was compiled for.
+        """
+        resized(self._bundle_plan, max_length, self._pool.n_slots)
 
     @property
     def resize_waits_for(self) -> tuple[int, ...]:
