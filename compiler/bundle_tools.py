@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dsc.bundle_schema.certificate import CERTIFICATE_NAME, parse_certificate
-from dsc.bundle_schema.container import INDEX_NAME, OpenBundle, open_bundle, relocate_graph, rewrite_members
+from dsc.bundle_schema.container import (
+    INDEX_NAME,
+    OpenBundle,
+    StoredTensor,
+    open_bundle,
+    relocate_graph,
+    rewrite_members,
+)
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, apply_override, dump_config, parse_config
 from dsc.bundle_schema.errors import CheckFailed, DscError, RequestError
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, check_plan, parse_plan
@@ -44,11 +51,19 @@ def _check_hashes(bundle: OpenBundle) -> str:
 
 def _check_weights(bundle: OpenBundle) -> str:
     tensors = bundle.weights()
+    end = tensors[0].offset if tensors else 0
     for tensor in tensors:
-        with memoryview(bundle.map)[tensor.offset : tensor.offset + tensor.nbytes] as data:
+        if any(bundle.map[end : tensor.offset]):
+            raise CheckFailed(INDEX_NAME, f"zeros are required before {_first_user(tensor)}")
+        end = tensor.offset + tensor.nbytes
+        with memoryview(bundle.map)[tensor.offset : end] as data:
             if hashlib.sha256(data).hexdigest() != tensor.sha256:
-                raise CheckFailed(INDEX_NAME, f"{tensor.users[0]} is not the tensor with SHA-256 {tensor.sha256}")
+                raise CheckFailed(INDEX_NAME, f"{_first_user(tensor)} is not the tensor with SHA-256 {tensor.sha256}")
     return f"{len(tensors)} unique tensors"
+
+
+def _first_user(tensor: StoredTensor) -> str:
+    return next(iter(tensor.users), f"the tensor at {tensor.offset}")
 
 
 def _check_plan(bundle: OpenBundle) -> str:

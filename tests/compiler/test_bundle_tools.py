@@ -32,6 +32,16 @@ def test_an_index_that_names_another_tensor_is_found(tmp_path):
     assert "target/graph.onnx:weight 1 is not the tensor with SHA-256 0000" in checks["weights"]["detail"]
 
 
+def test_bytes_between_tensors_are_zeros(tmp_path):
+    records = sample_records()
+    gap = len(WEIGHTS[0])
+    records[0].payload = records[0].payload[:gap] + b"x" + records[0].payload[gap + 1 :]
+    path = tmp_path / "forged.dsmodel"
+    path.write_bytes(forge(records))
+    detail = check_bundle(path)["checks"]["weights"]["detail"]
+    assert "zeros are required before target/graph.onnx:weight 1" in detail
+
+
 def test_a_damaged_index_is_one_failed_check_and_no_crash(tmp_path):
     path = tmp_path / "sample.dsmodel"
     members = {member.name: member for member in write_sample(path).members}
