@@ -2,7 +2,7 @@
  *
  * Every result is a dot product over k in one order: eight lanes add every eighth product, a fixed tree adds the lanes.
  * A few rows cost what one does, the time in which memory delivers the weights: they go through the registers once for
- * all rows of a tile, while those of the next columns are fetched.
+ * all rows of a tile, while those of later columns are fetched.
  */
 #include "dspark_cpu.h"
 
@@ -41,7 +41,7 @@ AVX2_INLINE __m128 add_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
   return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
 }
 
-/* fetch: whether the weights of the next columns are wanted soon and are not in the cache. */
+/* fetch: whether the weights of the columns after the next are wanted soon and are not in the cache. */
 AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, int rows, int columns, int fetch) {
   const float *x = op->x + row * op->k, *w = op->weight + n * op->k;
   __m256 sums[ROWS][COLUMNS];
@@ -49,7 +49,7 @@ AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, in
   for (int r = 0; r < rows; r++)
     for (int c = 0; c < columns; c++) sums[r][c] = _mm256_setzero_ps();
   for (; at + 2 * LANES <= k; at += 2 * LANES) {
-    for (int c = 0; c < columns && fetch; c++) _mm_prefetch(w + (columns + c) * k + at, _MM_HINT_T0);
+    for (int c = 0; c < columns && fetch; c++) _mm_prefetch(w + (2 * columns + c) * k + at, _MM_HINT_T0);
     add_products(x + at, w + at, k, LANES, rows, columns, sums);
     add_products(x + at + LANES, w + at + LANES, k, LANES, rows, columns, sums);
   }
