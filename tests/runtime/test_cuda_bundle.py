@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cuda_bundles
+import compile_for_cuda
 import pytest
 from cuda_bundle import cuda_bundle
 from forward_graphs import HEADS, KV_HEADS, N_LAYERS
@@ -295,11 +295,11 @@ def test_kernels_that_are_required_and_cannot_be_had_are_an_error(run, native, b
 @pytest.mark.slow
 def test_a_compiled_bundle_runs_whole_on_the_device(run, tmp_path, monkeypatch):
     """What `dsc compile` makes: weights and rotary tables as a checkpoint has them, a draft, two ways of attention."""
-    needed = [variant.name for variant in attention_variants(64, "float16", architecture(cuda_bundles.ARCH))]
-    monkeypatch.setattr(cuda_bundles, "FEW", (*cuda_bundles.FEW, *needed))
+    needed = [variant.name for variant in attention_variants(64, "float16", architecture(compile_for_cuda.ARCH))]
+    monkeypatch.setattr(compile_for_cuda, "FEW", (*compile_for_cuda.FEW, *needed))
     path = tmp_path / "compiled.dsmodel"
     options = {"draft": {"kind": "self", "precision": "int8"}, "cuda_attention": "dspark"}
-    cuda_bundles.compile_few(cuda_bundles.kernel_model_dir(tmp_path / "source"), path, tmp_path, **options)
+    compile_for_cuda.compile_few(compile_for_cuda.kernel_model_dir(tmp_path / "source"), path, tmp_path, **options)
     plain = greedy_reference(table("target", load(path).bundle.manifest.target.info.vocab_size), PROMPT, 40)
     call = {"prompt": PROMPT, "max_new_tokens": 40, "speculation": _draft(3)}
     for kernels, on_host in (("ort", set()), ("native", {"Concat"})):  # which puts the numbers of a shape together
