@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cuda_bundles import kernel_model_dir
+from compile_for_cuda import kernel_model_dir
 from real_models import smollm2_gguf
 
 from dsc.runtime import load
@@ -25,17 +25,22 @@ def compile_here(source, output):
         arch = architecture_for(driver.device)
     draft = {"kind": "self", "precision": "int8"}
     asked = {"target": source, "output": output, "backends": ["cuda"], "archs": [arch], "draft": draft}
+    asked["cuda_attention"] = "dspark"
     compile_bundle(build_request(asked | {"gate": {"n_prompts": 1, "n_tokens": 8, "n_draws": 0}}))
     return output
 
 
 @pytest.fixture(scope="module", params=["tiny", "smollm2"])
-def pair(request, tmp_path_factory):
-    """One bundle on the CPU and on the GPU."""
+def bundle(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     source = kernel_model_dir(folder / "source") if request.param == "tiny" else smollm2_gguf()
-    bundle = compile_here(source, folder / "model.dsmodel")
-    return load(bundle), load(bundle, provider="cuda")
+    return compile_here(source, folder / "model.dsmodel")
+
+
+@pytest.fixture(params=["ort", "native"])
+def pair(request, bundle):
+    """One bundle on the CPU and on the GPU, there with attention by onnxruntime or by the bundle's kernels."""
+    return load(bundle), load(bundle, provider="cuda", kernels=request.param)
 
 
 def test_greedy_output_is_that_of_the_cpu(pair):
