@@ -72,7 +72,7 @@ class CudaPlacer(Placer):
 
     def place(self, owner: Owner, entry: ModelEntry) -> CachedModel:
         """See `Placer.place`."""
-        attention = self._attention(entry)
+        attention = self._attention(owner, entry)
         graph = forward_graph(self._bundle, "cuda", owner, entry, "forward_native" if attention else "forward")
         max_length = min(self._max_length, entry.info.max_length)
         zone = self._device_arena.zone(owner, max_length)
@@ -91,7 +91,7 @@ class CudaPlacer(Placer):
         tail = DeviceTail(self._kernels, self._stream, entry.info.vocab_size, 1)
         return DeviceDraftModel(forward, zone, max_length, tail, MAX_ROWS)
 
-    def _attention(self, entry: ModelEntry) -> DeviceAttention | None:
+    def _attention(self, owner: Owner, entry: ModelEntry) -> DeviceAttention | None:
         """The kernels that the model's own attention nodes launch; None where onnxruntime's attention runs."""
         graphs = [graph for graph in entry.graphs if (graph.backend, graph.role) == ("cuda", "forward_native")]
         if not graphs or self.settings.library is None:
@@ -101,7 +101,7 @@ class CudaPlacer(Placer):
         except KernelError as error:
             if self._native_required:
                 raise HostError("kernels", f"the bundle's attention kernels are required: {error}") from error
-            self.settings = replace(self.settings, native=NativeLibrary(None, str(error)))
+            self.settings = replace(self.settings, native=NativeLibrary(None, f"in the {owner}, {error}"))
             return None
 
     def session(self, entry: GraphEntry, settings: SessionSettings) -> Any:
