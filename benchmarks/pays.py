@@ -6,7 +6,7 @@
 
 For each prompt all settings run in turn, in rotated order and in one process, with plain decoding at both ends; a run
 that others disturbed is repeated. The target keeps its reading of the prompt between the settings, the draft and the
-continuation cache do not, so what a draft reads is part of its time. In the category `repeat` the cache has seen the
+continuation cache do not: what a draft reads is part of its time. In the category `repeat` the cache has seen the
 prompt once. Status 1 when an output differs from plain decoding's.
 """
 
@@ -57,7 +57,7 @@ class Setting:
 
 @dataclass
 class Run:
-    """One setting on one prompt; `ms` is the time after the first token, `same` compares with plain decoding."""
+    """One setting on one prompt; `ms` is the time of all tokens, `same` compares with plain decoding."""
 
     bundle: str
     category: str
@@ -128,23 +128,22 @@ class Payer:
             category=prompt.category,
             prompt=prompt.source,
             setting=setting.name,
-            tokens=len(new) - 1,
+            tokens=len(new),
             ms=ms,
             foreign=foreign,
             same=new == plain_ids,
-            rounds=stats.rounds - 1,
+            rounds=stats.rounds,
             windows={str(window): count for window, count in sorted(stats.windows.items())},
             proposers={name: proposer.rounds for name, proposer in stats.proposers.items()},
             plain_rounds=dict(stats.fallbacks),
         )
 
     def _generate(self, ids: Sequence[int], setting: Setting) -> tuple[list[int], float, Any]:
-        stream = self._model.stream(
-            ids, self._tokens, ignore_eos=True, speculation=setting.speculation, reuse_cache=True
-        )
-        next(stream)
+        # The target has the prompt but for its last token, so the draft reads it within the first round already.
         start = perf_counter()
-        result = stream.finish()
+        result = self._model.stream(
+            ids, self._tokens, ignore_eos=True, speculation=setting.speculation, reuse_cache=True
+        ).finish()
         return list(result.ids), (perf_counter() - start) * 1e3, result.stats
 
 

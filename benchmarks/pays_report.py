@@ -79,8 +79,8 @@ def write_report(out: Path, runs: Sequence[RunLike], foreign: float) -> None:
     """`pays.md`, `pays.json`, and a chart for each bundle."""
     parts = [
         "# Does the scheduler pay?\n",
-        "Speed against plain decoding of the same prompts: sums of the time after the first token, which for a draft "
-        "model includes reading the prompt. The mix is the harmonic mean of the categories.\n",
+        "Speed against plain decoding of the same prompts: sums of the time to decode after a prompt that the target "
+        "has read and a draft model has not. The mix is the harmonic mean of the categories.\n",
     ]
     record: dict[str, Any] = {}
     for bundle in dict.fromkeys(run.bundle for run in runs):
