@@ -191,9 +191,8 @@ class Rounds:
 
     def _plan(self) -> tuple[list[tuple[Running, Turn]], dict[int, Block]]:
         """Who reads what in this round; blocks by sequence."""
-        longest = max(len(running.generation.run.tokens) for running in self.running)
-        costs = self._model.scheduler.row_costs(longest)
         decoding = [running for running in self.running if running.decodes]
+        costs = self._costs_of(decoding or self.running)
         turns, blocks = self._read_prompts(costs, len(decoding))
         intents: list[tuple[Running, Intent]] = []
         for running in decoding:
@@ -214,13 +213,17 @@ class Rounds:
         reading = [running for running in self.running if not running.decodes]
         if not reading:
             return turns, blocks
-        budget = prompt_rows(costs, decoding, self._stretch, self._target.chunk)
+        budget = prompt_rows(costs, self._costs_of(reading), decoding, self._stretch, self._target.chunk)
         for running, share in zip(reading, fair_shares([one.n_unread for one in reading], budget), strict=True):
             if share:
                 turn, block = running.read(share)
                 turns.append((running, turn))
                 blocks |= {running.sequence: block} if block is not None else {}
         return turns, blocks
+
+    def _costs_of(self, sequences: list[Running]) -> RoundCosts:
+        """What rows cost behind as much context as the longest of these has read."""
+        return self._model.scheduler.row_costs(max(one.generation.run.target.length for one in sequences))
 
     def _windows(self, intents: list[Intent], costs: RoundCosts, rows: int) -> list[int]:
         """Drafts of each sequence: as intended where one is alone, otherwise weighed together."""

@@ -53,7 +53,7 @@ class Scheduler:
         self._manifest = manifest
         self._settings = settings
         self._draft_failure = draft_failure
-        self._row_costs: tuple[tuple[int, int], RoundCosts] | None = None
+        self._row_costs: dict[tuple[int, int], RoundCosts] = {}  # (version, context) -> costs
         self._proposers = _proposers(self.live.current, manifest, draft)
         self._costs: dict[ProposerKind, LiveCosts] = {}  # of the newest request, with what was measured so far
 
@@ -66,10 +66,11 @@ class Scheduler:
     def row_costs(self, context: int) -> RoundCosts:
         """What a forward of the target costs by its rows after about `context` tokens, in plain steps."""
         key = self.live.version, context // _CONTEXT_STEP
-        if self._row_costs is None or self._row_costs[0] != key:
+        if key not in self._row_costs:
             known, _ = costs_for(self.live.current, self._settings, "ngram", key[1] * _CONTEXT_STEP)
-            self._row_costs = key, known.costs()
-        return self._row_costs[1]
+            kept = {old: costs for old, costs in self._row_costs.items() if old[0] == key[0]}
+            self._row_costs = kept | {key: known.costs()}
+        return self._row_costs[key]
 
     @property
     def offered(self) -> tuple[str, ...]:

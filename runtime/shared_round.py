@@ -11,28 +11,30 @@ from dsc.runtime.acceptance import RoundCosts
 from dsc.runtime.schedule_admission import admitted_prefix
 from dsc.runtime.speculator import Intent
 
-LEAST_PROMPT_ROWS = 4
+LEAST_PROMPT_ROWS = 2
 """Rows of prompts that a round always has time for: who waits with a prompt must get on."""
 
 
-def prompt_rows(costs: RoundCosts, decoding: int, stretch: float, most: int) -> int:
+def prompt_rows(costs: RoundCosts, prompts: RoundCosts, decoding: int, stretch: float, most: int) -> int:
     """Rows of prompts that a round may read and take at most `stretch` times as long as without them.
 
     The measured curve of rows decides and no clock: reading in other pieces changes no output, but the same requests
     are read in the same pieces on every run.
 
     Args:
-        costs: of rounds without a draft model.
+        costs: of rounds without a draft model, at the context of the sequences that decode.
+        prompts: the same at the context of the prompts, whose rows take longer where it is long.
         decoding: sequences of the round that wait for their next token; without any the rows are free.
         most: rows of one forward.
     """
     if decoding == 0:
         return most
-    limit = stretch * costs.round(decoding - 1)
+    allowed_ms = (stretch - 1) * costs.round(decoding - 1) * costs.step_ms
+    limit = prompts.round(decoding - 1) + allowed_ms / prompts.step_ms
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if costs.round(decoding + middle - 1) <= limit else (low, middle - 1)
+        low, high = (middle, high) if prompts.round(decoding + middle - 1) <= limit else (low, middle - 1)
     return max(low, min(LEAST_PROMPT_ROWS, most))
 
 

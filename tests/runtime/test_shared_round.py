@@ -40,7 +40,7 @@ def test_shares_are_fair_and_waste_nothing(wanted, budget):
 )
 def test_prompts_take_the_time_that_they_may(slope, decoding, stretch, most):
     costs = RoundCosts(tuple(1 + slope * rows for rows in range(16)))
-    rows = prompt_rows(costs, decoding, stretch, most)
+    rows = prompt_rows(costs, costs, decoding, stretch, most)
     limit = stretch * costs.round(decoding - 1)
     assert min(LEAST_PROMPT_ROWS, most) <= rows <= most
     assert rows <= LEAST_PROMPT_ROWS or costs.round(decoding + rows - 1) <= limit
@@ -48,7 +48,12 @@ def test_prompts_take_the_time_that_they_may(slope, decoding, stretch, most):
 
 
 def test_prompts_alone_are_read_as_fast_as_possible():
-    assert prompt_rows(STEEP, 0, 1.0, 512) == 512
+    assert prompt_rows(STEEP, STEEP, 0, 1.0, 512) == 512
+
+
+def test_rows_behind_a_long_context_are_fewer():
+    late = RoundCosts(FLAT.verify, step_ms=3 * FLAT.step_ms)
+    assert LEAST_PROMPT_ROWS < prompt_rows(FLAT, late, 3, 2.0, 512) < prompt_rows(FLAT, FLAT, 3, 2.0, 512)
 
 
 def test_drafts_are_weighed_together():
