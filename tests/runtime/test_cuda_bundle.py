@@ -201,6 +201,15 @@ def test_other_precisions_run_whole_on_the_device_too(run, tmp_path, precision):
     assert host_copies(result["events"]) == []
 
 
+def test_the_rows_of_a_large_vocabulary_are_read_in_parts(run, tmp_path):
+    path = cuda_bundle(tmp_path / "wide.dsmodel", draft=True, vocab=20_000)
+    _, result = run(path, {"prompt": PROMPT, "max_new_tokens": 20, "speculation": _draft(3)})
+    assert result["ids"] == greedy_reference(table("target", 20_000), PROMPT, 20)
+    assert result["stats"]["accepted"] > 0
+    launches = [event.split()[3:6] for event in result["events"] if event.startswith("launch row_stats")]
+    assert {(rows, parts) for rows, parts, _ in launches} >= {("1", "3"), ("4", "3")}
+
+
 def test_secure_rollback_clears_rejected_rows_on_the_device(run, tmp_path):
     path = cuda_bundle(tmp_path / "secure.dsmodel", draft=True, secure=True)
     _, result = run(path, {"prompt": PROMPT, "max_new_tokens": 20, "speculation": _draft(3)})

@@ -32,6 +32,7 @@ def cuda_bundle(
     secure: bool = False,
     native: bool = False,
     max_length: int = MAX_LENGTH,
+    vocab: int = VOCAB,
 ) -> Path:
     """A bundle whose CUDA graphs are random models and whose kernels are those of the verdict.
 
@@ -45,14 +46,18 @@ def cuda_bundle(
         tiles = (tiled_variant(64, dtype, rows, architecture(ARCH)) for rows in (16, 128))
         variants += (*tiles, join_variant(64, dtype))
     kernels = compile_kernels(variants, ARCH, cache=default_cache()) if with_kernels else ()
-    info = toy_info(VOCAB, max_length, (), (KvLayer(n_kv_heads=KV_HEADS, head_dim=head_dim),) * N_LAYERS)
+    info = toy_info(vocab, max_length, (), (KvLayer(n_kv_heads=KV_HEADS, head_dim=head_dim),) * N_LAYERS)
     info = info.model_copy(update={"kv_dtype": DType(dtype), "hidden_size": HIDDEN, "n_heads": HEADS})
-    options = {"native": cuda_graph(0, precision, "cuda_native", head_dim)} if native else {}
+    options = {"native": cuda_graph(0, precision, "cuda_native", head_dim, vocab)} if native else {}
     if draft:
-        options |= {"draft": cuda_graph(1, precision, "cuda", head_dim), "draft_info": info, "draft_kind": "self"}
+        options |= {
+            "draft": cuda_graph(1, precision, "cuda", head_dim, vocab),
+            "draft_info": info,
+            "draft_kind": "self",
+        }
     proposers = {kind: Proposer() for kind in (("ngram", "self") if draft else ("ngram",))}
     config = DflashConfig(proposers=proposers, secure_rollback=secure)
-    target = cuda_graph(0, precision, "cuda", head_dim)
+    target = cuda_graph(0, precision, "cuda", head_dim, vocab)
     return write_bundle(path, target, info, backend="cuda", kernels=kernels, config=config, **options)
 
 
@@ -66,9 +71,9 @@ def verdict_variants():
     )
 
 
-def cuda_graph(seed: int, precision: Precision, kernels: Kernels, head_dim: int):
+def cuda_graph(seed: int, precision: Precision, kernels: Kernels, head_dim: int, vocab: int):
     """A forward graph through the passes for CUDA."""
-    with patch.object(forward_graphs, "HEAD_DIM", head_dim):
+    with patch.multiple(forward_graphs, HEAD_DIM=head_dim, VOCAB=vocab):
         model = forward_graphs.forward_graph(seed)
     run_pipeline(model, default_pipeline(kernels, precision))
     return ir.to_proto(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,13 @@ class Device:
 
     def _row_stats(self, grid: Any, pointer: Any, number: Any) -> None:
         rows, parts, vocab = grid[0], grid[1], number(5)
-        assert parts == 1
         logits = memory(pointer(0), rows * vocab, np.float32).reshape(rows, vocab)
-        memory(pointer(2), rows, np.float32)[:] = logits.max(axis=1)
-        memory(pointer(3), rows, np.int32)[:] = logits.argmax(axis=1)
+        best = memory(pointer(2), rows * parts, np.float32).reshape(rows, parts)
+        token = memory(pointer(3), rows * parts, np.int32).reshape(rows, parts)
+        share = ceil(ceil(vocab / parts) / 2048) * 2048
+        for part in range(parts):
+            piece = logits[:, part * share : (part + 1) * share]
+            best[:, part], token[:, part] = piece.max(axis=1), part * share + piece.argmax(axis=1)
         self.truncation = {}
 
     def _row_cutoff(self, grid: Any, pointer: Any, number: Any) -> None:
@@ -100,8 +104,10 @@ class Device:
         self.truncation = {name: memory(pointer(i), rows, kind)[0].item() for name, (i, kind) in found.items()}
 
     def _accept_greedy(self, grid: Any, pointer: Any, number: Any) -> None:
-        steps = number(7)
-        chosen = memory(pointer(1), steps + 1, np.int32)
+        steps, parts = number(7), number(8)
+        best = memory(pointer(0), (steps + 1) * parts, np.float32).reshape(-1, parts)
+        token = memory(pointer(1), (steps + 1) * parts, np.int32).reshape(-1, parts)
+        chosen = [int(token[row, best[row].argmax()]) for row in range(steps + 1)]
         drafts = memory(pointer(2), steps, np.int64)
         assert memory(pointer(3), 1, np.int32)[0] == steps
         accepted = next((i for i in range(steps) if drafts[i] != chosen[i]), steps)
