@@ -89,6 +89,17 @@ def test_a_stop_string_in_the_middle_of_a_block_cuts_there(model):
     assert cut_inside_blocks > 0
 
 
+def test_a_displaced_prompt_is_put_back_and_continued_alike(model):
+    model.reset()
+    fresh = model.generate(chat(QUOTE), 24)
+    model.generate(chat(QUOTE), 1, reuse_cache=True)
+    other = model.generate("Rivers that flow to the north are", 8, reuse_cache=True)
+    again = model.generate(chat(QUOTE), 24, reuse_cache=True)
+    assert again.stats.restored_tokens == len(again.prompt_ids) - 1
+    assert again.ids == fresh.ids
+    assert other.stats.restored_tokens == 0
+
+
 # --- speculation
 
 
