@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -61,6 +61,7 @@ class Engine:
             whole_number(max_waiting, "max_waiting", 1), lambda tenant: tenant_cap(model.config, tenant).weight
         )
         self._changed = Condition()
+        self._stepping = Lock()  # one round at a time, whoever runs it
         self._background = background
         self._clock = clock
         self._thread: Thread | None = None
@@ -174,14 +175,15 @@ class Engine:
 
     def step(self) -> bool:
         """One round; returns whether there may be more to do."""
-        now = self._clock()
-        self._rounds.end_early(now)
-        self._expire(now)
-        with self._changed:
-            self._rounds.length.follow([ticket.request for ticket in self._line.tickets()])
-        while self._rounds.has_room and (entry := self._next()) is not None:
-            self._rounds.join(*entry)
-        self._rounds.round()
+        with self._stepping:
+            now = self._clock()
+            self._rounds.end_early(now)
+            self._expire(now)
+            with self._changed:
+                self._rounds.length.follow([ticket.request for ticket in self._line.tickets()])
+            while self._rounds.has_room and (entry := self._next()) is not None:
+                self._rounds.join(*entry)
+            self._rounds.round()
         with self._changed:
             self._changed.notify_all()
             return not self._idle

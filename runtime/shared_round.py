@@ -30,7 +30,8 @@ def prompt_rows(costs: RoundCosts, prompts: RoundCosts, decoding: int, stretch: 
     if decoding == 0:
         return most
     allowed_ms = (stretch - 1) * costs.round(decoding - 1) * costs.step_ms
-    limit = prompts.round(decoding - 1) + allowed_ms / prompts.step_ms
+    step_ms = max(prompts.step_ms, costs.step_ms)  # a measurement that a long context is cheaper is noise
+    limit = prompts.round(decoding - 1) + allowed_ms / step_ms
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

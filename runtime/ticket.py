@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from threading import Condition
 from time import perf_counter
 
@@ -66,7 +67,7 @@ class Ticket:
         """Wait for the end.
 
         Args:
-            timeout: seconds; forever when None.
+            timeout: seconds; forever when None, and where no thread runs the rounds.
 
         Raises:
             GenerationError: it was not done in time, or it was cancelled before it had a slot.
@@ -93,7 +94,8 @@ class Ticket:
         loop, changed, index = asyncio.get_running_loop(), asyncio.Event(), 0
 
         def wake() -> None:
-            loop.call_soon_threadsafe(changed.set)
+            with suppress(RuntimeError):  # the loop has closed: nobody waits in it
+                loop.call_soon_threadsafe(changed.set)
 
         self._listeners.append(wake)
         try:

@@ -282,6 +282,36 @@ def test_chunks_reach_threads_and_tasks(packed):
     assert [found[index] for index in range(len(PROMPTS))] == wanted
 
 
+def test_threads_that_wait_run_the_rounds_where_no_thread_does(packed):
+    wanted = [single(packed, prompt, {"max_new_tokens": 15}) for prompt in PROMPTS]
+    engine = packed.engine(slots=2, background=False)
+    tickets = [engine.submit(prompt, max_new_tokens=15) for prompt in PROMPTS]
+    threads = [Thread(target=ticket.result) for ticket in tickets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [ticket.result().ids for ticket in tickets] == wanted
+
+
+def test_a_reader_whose_event_loop_has_closed_disturbs_nobody(packed):
+    async def read_one_chunk(ticket):
+        chunks = aiter(ticket)
+        loops.append(chunks)  # kept: nothing closes it
+        return await anext(chunks)
+
+    loops = []
+    wanted = single(packed, PROMPTS[3], {"max_new_tokens": 40})
+    engine = packed.engine(slots=1, background=False)
+    ticket = engine.submit(PROMPTS[3], max_new_tokens=40)
+    while not ticket.stats.rounds:
+        engine.step()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(read_one_chunk(ticket))
+    loop.close()
+    assert ticket.result().ids == wanted
+
+
 def test_closing_cancels_what_runs_and_what_waits(packed):
     engine = packed.engine(slots=1)
     running, waiting = (engine.submit(PROMPTS[3], max_new_tokens=150) for _ in range(2))
