@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { LANES = 8, ROWS = 6, COLUMNS = 2, COLUMN_TILE = 32, TILE_FLOATS = 1 << 16 };
+enum { LANES = 8, ROWS = 6, COLUMNS = 2, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
 
 static int64_t tile_width(const DenseMatMul *op) {
   int64_t width = TILE_FLOATS / op->k / COLUMNS * COLUMNS;
