@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsc.kernels import verify_attention
+from dsc.kernels import verify_attention, verify_attention_body
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
 from dsc.kernels.function_text import DOMAIN, parse_function
 
@@ -129,10 +129,10 @@ def function_body(has_sinks: bool = False, has_tree: bool = False, packed: bool 
 
     That body is put in rather than called: onnxruntime does not resolve calls between overloaded functions.
     """
-    parameters = verify_attention.parameters(has_sinks, has_tree, packed)
+    parameters = verify_attention_body.parameters(has_sinks, has_tree, packed)
     function = parse_function(_BODY.format(parameters=parameters, domain=DOMAIN))
     (call,) = (node for node in function if node.op_type == "VerifyAttention")
-    _put_in(function, call, verify_attention.function_body(has_sinks, has_tree, packed))
+    _put_in(function, call, verify_attention_body.function_body(has_sinks, has_tree, packed))
     return function
 
 
@@ -157,4 +157,4 @@ def _put_in(function: ir.Function, call: ir.Node, body: ir.Function) -> None:
 
 def function_for(node: ir.Node) -> ir.Function:
     """The body that fits a node's optional inputs."""
-    return verify_attention.function_for(node, function_body)
+    return verify_attention_body.function_for(node, function_body)

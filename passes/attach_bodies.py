@@ -21,7 +21,7 @@ BODIES: dict[str, str] = {
     "KvCommit": "dsc.kernels.kv_ops",
     "KvRollback": "dsc.kernels.kv_ops",
     "SpeculativeVerify": "dsc.kernels.speculative_verify",
-    "VerifyAttention": "dsc.kernels.verify_attention",
+    "VerifyAttention": "dsc.kernels.verify_attention_body",
 }
 """Operator of the `ai.dspark` domain -> module whose ``function_for(node)`` makes the body that fits a node."""
 

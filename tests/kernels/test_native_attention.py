@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_operator import attend, session_of
 
-from dsc.kernels.verify_attention import VERIFY_ATTENTION, function_body, make_inputs, reference
+from dsc.kernels.verify_attention import VERIFY_ATTENTION, make_inputs, reference
+from dsc.kernels.verify_attention_body import function_body
 
 SHAPES = [
     VERIFY_ATTENTION.example,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from native_operator import run_native, session_of
 from run_operator import run_operator
 
-from dsc.kernels import qkv_attention, verify_attention
+from dsc.kernels import qkv_attention, verify_attention, verify_attention_body
 from dsc.kernels.qkv_attention import QKV_ATTENTION
 from dsc.kernels.verify_attention import VERIFY_ATTENTION
 
@@ -87,7 +87,7 @@ def test_the_reference_agrees_with_one_query_at_a_time(sinks, tree):
 @pytest.mark.parametrize("operator", ["VerifyAttention", "QkvAttention"])
 def test_bodies_and_native_operators_agree_with_the_reference(operator, counts, sinks, tree):
     inputs, attributes = packed_case(counts, 3, sinks, tree), dict(ATTRIBUTES)
-    contract, module = VERIFY_ATTENTION, verify_attention
+    contract, module = VERIFY_ATTENTION, verify_attention_body
     if operator == "QkvAttention":
         contract, module, inputs = QKV_ATTENTION, qkv_attention, to_qkv(inputs, 5)
         attributes |= {"heads": HEADS, "kv_heads": KV_HEADS}

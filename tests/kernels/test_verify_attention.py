@@ -8,7 +8,8 @@ from attention_by_loops import attend
 from run_operator import run_operator
 
 from dsc.kernels.contract import check_contract
-from dsc.kernels.verify_attention import VERIFY_ATTENTION, function_body, make_inputs, reference
+from dsc.kernels.verify_attention import VERIFY_ATTENTION, make_inputs, reference
+from dsc.kernels.verify_attention_body import function_body
 
 SHAPES = [
     VERIFY_ATTENTION.example,
