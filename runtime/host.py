@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -122,6 +124,8 @@ def create_session(graph: bytes, settings: SessionSettings, where: str, threads:
     """
     name = require_provider(settings.provider)
     provider_options = [dict(settings.provider_options)]
+    if settings.provider == "cuda":
+        _load_cuda_libraries()
     try:
         # Its own fall-back would print to stdout and try the same provider again.
         session = ort.InferenceSession(
@@ -133,6 +137,15 @@ def create_session(graph: bytes, settings: SessionSettings, where: str, threads:
     if session.get_providers()[0] != name:
         raise HostError("provider", f"{name} is required, it could not be started here", _hint(settings.provider))
     return session
+
+
+def _load_cuda_libraries() -> None:
+    """Load the libraries of NVIDIA's wheels: they lie in site-packages, where the system's loader does not look.
+
+    What is missing is printed by onnxruntime, to standard output, and shows as an error when the provider starts.
+    """
+    with redirect_stdout(StringIO()):
+        ort.preload_dlls(directory="")
 
 
 def _options(settings: SessionSettings, threads: int) -> ort.SessionOptions:
