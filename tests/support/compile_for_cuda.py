@@ -33,8 +33,16 @@ def compile_few(source: Path, output: Path, cache: Path, **options: Any) -> None
     def few(*arguments: Any, **named: Any) -> Any:
         return tuple(variant for variant in every(*arguments, **named) if variant.name in FEW)
 
-    asked: dict[str, Any] = {"target": source, "output": output, "backends": ["cuda"], "archs": [ARCH]}
-    asked |= {"reproducible": True, "gate": {"n_prompts": 1, "n_tokens": 8, "n_draws": 0}, **options}
+    asked: dict[str, Any] = {
+        "target": source,
+        "output": output,
+        "draft": {"kind": "self", "precision": "int8"},
+        "backends": ["cuda"],
+        "archs": [ARCH],
+        "gate": {"n_prompts": 1, "n_tokens": 8, "n_draws": 0},
+        "reproducible": True,
+        **options,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_kernels, "variants_for_model", few)
         patch.setattr(gpu_kernels, "default_cache", lambda: cache)
