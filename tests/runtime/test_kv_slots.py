@@ -195,3 +195,21 @@ def test_secure_rollback_leaves_no_copies_behind():
         assert (rows[:, :, :20] == last).all()
         assert not rows[:, :, 20:].any()
     assert not any(rows.any() for rows in pool.arena.pools_of("target", 1).values())
+
+
+def test_secure_rollback_leaves_no_copies_in_a_new_arena():
+    pool = KvSlots(KvArena(pool_plan(ring=False), secure_rollback=True))
+    repairs = KvRepairs(pool)
+    names = [pool.allocate(100) for _ in range(2)]
+    for name in names:
+        pool.append(name, "target", 40)
+        for rows in pool.zone(name, "target").pools.values():
+            rows[:, :, :40] = name
+        pool.accept(name, "target", 40)
+    repairs.resize(100)
+    assert not repairs.continue_resize(steps(2))
+    pool.free(names[0])
+    assert repairs.continue_resize()
+    for rows in pool.arena.pools("target").values():
+        assert not rows[0].any()
+        assert (rows[1, :, :40] == names[1]).all()
