@@ -24,7 +24,7 @@ from dsc.compiler.plan_kv import plan_kv
 from dsc.compiler.request import CompileRequest, DraftKind, Precision
 from dsc.compiler.sources import Source, load_source
 from dsc.compiler.stages import StageLog
-from dsc.compiler.staging import seal, staged
+from dsc.compiler.staging import held, seal, staged
 from dsc.kernels.aot import compiler_version
 from dsc.runtime.host import choose_threads
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dsc.compiler.exported import ExportedModel
     from dsc.compiler.pairing import Pairing
 
+BUNDLE_SUFFIX = ".dsmodel"
 TOOLS = ("dsc-toolchain", "torch", "transformers", "onnx", "onnx-ir", "onnxruntime")
 
 
@@ -78,19 +79,20 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
     with staged(request.output) as staging:
         with log.stage("emit"):
             emit_bundle(staging, contents)
-        with log.stage("gate"):
-            result = run_gate(
-                staging,
-                request.gate,
-                request.window,
-                pair.reference,
-                _tokenizer_check(pairing),
-                exact_weights=target.part.info.quantization == Precision.FP32,
-                threads=request.threads,
-            )
-        with log.stage("seal"):
-            refuse_failed(request, result)
-            seal(staging, request.output, contents, result, with_costs=not request.reproducible)
+        with held(staging):
+            with log.stage("gate"):
+                result = run_gate(
+                    staging,
+                    request.gate,
+                    request.window,
+                    pair.reference,
+                    _tokenizer_check(pairing),
+                    exact_weights=target.part.info.quantization == Precision.FP32,
+                    threads=request.threads,
+                )
+            with log.stage("seal"):
+                refuse_failed(request, result)
+                seal(staging, request.output, contents, result, with_costs=not request.reproducible)
     reports = {**target.reports, **(draft.reports if draft else {})}
     notes = collect_notes(pair, target, draft, gpu)
     return CompileReport.of(request, tuple(log.reports), reports, result, notes)
@@ -112,7 +114,7 @@ def check_request(request: CompileRequest) -> None:
     """Refuse, before any work, what would fail at its end.
 
     Raises:
-        RequestError: the output exists and is not to be replaced, is a checkpoint itself, or its folder is not there.
+        RequestError: the output exists and is not to be replaced, is a checkpoint or no bundle, or its folder is not there.
         HostError: a package of the `[compile]` extra is missing, or for GPU kernels Triton.
     """
     output = request.output
@@ -120,6 +122,8 @@ def check_request(request: CompileRequest) -> None:
         raise RequestError(str(output), "a file is required for the bundle, got a folder")
     if any(output.exists() and source.exists() and output.samefile(source) for source in _sources(request)):
         raise RequestError(str(output), "the bundle must not replace the checkpoint that it is made of")
+    if output.exists() and output.suffix != BUNDLE_SUFFIX:  # a checkpoint's file, perhaps
+        raise RequestError(str(output), f"only a {BUNDLE_SUFFIX} file may be replaced", "give another --output")
     if output.exists() and not request.force:
         raise RequestError(str(output), "the file exists", "give --force to replace it")
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):

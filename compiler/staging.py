@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def staged(output: Path) -> Iterator[Path]:
     """A path in the output's folder for a bundle that is not sealed yet.
 
-    It is removed at the end of the block. If the process is killed before, the next writer of the same
-    output finds it unlocked and removes it.
+    It is removed at the end of the block. If the process is killed before, the next writer of the same output finds it
+    unlocked and removes it; `held` keeps it from a writer that comes while this one lives.
     """
     output = Path(os.path.realpath(output))
     remove_leftovers(output)
@@ -37,6 +37,14 @@ def staged(output: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
+@contextmanager
+def held(staging: Path) -> Iterator[None]:
+    """Lock the staged bundle: it is measured for longer than its writing took."""
+    with staging.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
 def seal(staging: Path, output: Path, contents: BundleContents, result: GateResult, with_costs: bool) -> None:
     """Put what the gate measured into the bundle and move it to its place in one step.
 
@@ -45,17 +53,12 @@ def seal(staging: Path, output: Path, contents: BundleContents, result: GateResu
     """
     config = _measured(contents.config, contents.draft_kind, result) if with_costs else contents.config
     card = write_card(contents, result.certificate)
-    with staging.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
-        rewrite_members(
-            staging,
-            {
-                CERTIFICATE_NAME: dump_certificate(result.certificate),
-                DFLASH_CONFIG_NAME: dump_config(config),
-                CARD_NAME: card.encode(),
-            },
-            output,
-        )
+    changes = {
+        CERTIFICATE_NAME: dump_certificate(result.certificate),
+        DFLASH_CONFIG_NAME: dump_config(config),
+        CARD_NAME: card.encode(),
+    }
+    rewrite_members(staging, changes, output)
 
 
 def _measured(config: DflashConfig, draft: ProposerKind, result: GateResult) -> DflashConfig:
