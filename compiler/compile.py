@@ -114,7 +114,7 @@ def check_request(request: CompileRequest) -> None:
     """Refuse, before any work, what would fail at its end.
 
     Raises:
-        RequestError: the output exists and is not to be replaced, is a checkpoint or no bundle, or its folder is not there.
+        RequestError: the output exists and is not to be replaced, is a checkpoint or no bundle, or has no folder.
         HostError: a package of the `[compile]` extra is missing, or for GPU kernels Triton.
     """
     output = request.output
