@@ -10,10 +10,10 @@ import pytest
 SUPPORT = Path(__file__).parent.parent / "support"
 
 
-def run_fuzzer(folder: Path, count: int, timeout: int) -> dict[str, dict[str, int]]:
+def run_fuzzer(folder: Path, count: int) -> dict[str, dict[str, int]]:
     """The fuzzer in a process of its own, whose address space may grow by 64 MiB."""
     command = [sys.executable, str(SUPPORT / "fuzz_headers.py"), str(folder / "fuzzed"), str(count), "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={"PYTHONPATH": str(SUPPORT)})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(SUPPORT)})
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
@@ -26,12 +26,12 @@ def check_outcomes(outcomes: dict[str, dict[str, int]], count: int) -> None:
 
 
 def test_ten_thousand_mutants(tmp_path: Path):
-    check_outcomes(run_fuzzer(tmp_path, 10_000, 300), 10_000)
+    check_outcomes(run_fuzzer(tmp_path, 10_000), 10_000)
 
 
 @pytest.mark.slow
 def test_a_million_mutants(tmp_path: Path):
-    check_outcomes(run_fuzzer(tmp_path, 1_000_000, 3600), 1_000_000)
+    check_outcomes(run_fuzzer(tmp_path, 1_000_000), 1_000_000)
 
 
 HEAD = b'{"schema_version": "1.0", '
@@ -71,7 +71,7 @@ except BundleError as error:
 def test_hostile_json_needs_little_memory(name: str, tmp_path: Path):
     (tmp_path / "m.json").write_bytes(HOSTILE[name])
     command = [sys.executable, "-c", PARSE, str(tmp_path / "m.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(SUPPORT)})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(SUPPORT)})
     assert done.returncode == 0, done.stderr[-2000:]
     kind, length = done.stdout.split()
     assert kind in ("UnsupportedSchema", "InvalidField", "MalformedJson", "OversizedJson")
@@ -93,5 +93,5 @@ print(len(parse_index(memoryview(data), "index", region)))
 
 def test_the_largest_index_of_weights_needs_little_memory():
     command = [sys.executable, "-c", PARSE_INDEX]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(SUPPORT)})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(SUPPORT)})
     assert done.stdout.strip() == "80000", done.stderr[-2000:]

@@ -33,7 +33,7 @@ def test_three_rows_that_accept_all_some_and_nothing(tmp_path):
     model = load(path)
     with model.engine(slots=3) as engine:
         tickets = [engine.submit([start, start + 1], max_new_tokens=60, speculation=DRAFTS) for start in (0, 10, 20)]
-        results = [ticket.result(60) for ticket in tickets]
+        results = [ticket.result() for ticket in tickets]
         assert engine.stats()["most_sequences"] == 3
     for start, result in zip((0, 10, 20), results, strict=True):
         assert list(result.ids) == [start + (2 + i) % 10 for i in range(60)]
@@ -76,7 +76,7 @@ def test_four_rows_of_one_packed_forward_have_their_prompts_distribution(tmp_pat
     options = {"max_new_tokens": 2, "sampling": {"temperature": 1.5}, "speculation": LOOKUPS}
     with model.engine(slots=4, max_waiting=4 * n) as engine:
         rows = [[engine.submit(prompt, seed=seed, **options) for prompt in prompts] for seed in range(n)]
-        drawn = np.array([[ticket.result(60).ids for ticket in row] for row in rows])
+        drawn = np.array([[ticket.result().ids for ticket in row] for row in rows])
         assert engine.stats()["most_sequences"] == 4
         assert engine.stats()["forwards"] == engine.stats()["rounds"]
     for i, prompt in enumerate(prompts):
