@@ -53,8 +53,8 @@ class Engine:
         background: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        if prefill_stretch < 1:
-            raise RequestError("prefill_stretch", f"at least 1 is required, got {prefill_stretch}")
+        if not _is_number(prefill_stretch) or not prefill_stretch >= 1:
+            raise RequestError("prefill_stretch", f"at least 1 is required, got {prefill_stretch!r}")
         self._model = model
         self._rounds = Rounds(model, slots, prefill_stretch)
         self._line = WaitingLine(
@@ -81,7 +81,7 @@ class Engine:
         """
         request = self._model.stream(prompt, **options).request
         request = cap_request(request, tenant_cap(self._model.config, tenant))
-        if time_limit is not None and not time_limit > 0:
+        if time_limit is not None and not (_is_number(time_limit) and time_limit > 0):
             raise RequestError("time_limit", f"seconds above 0 are required, got {time_limit!r}")
         with self._changed:
             if self._closed:
@@ -108,10 +108,11 @@ class Engine:
         and the memory goes when the last of them has ended. A larger one holds when its memory is there.
 
         Raises:
-            PlanError: it is not from 1 to what the bundle was compiled for.
+            RequestError: it is no whole number above 0.
+            PlanError: it is more than the bundle was compiled for.
         """
         with self._changed:
-            self._rounds.length.ask(max_length)
+            self._rounds.length.ask(whole_number(max_length, "max_length", 1))
             self._wake()
         if not self._background:
             self.step()
@@ -212,3 +213,7 @@ class Engine:
             self._rounds.stats.failed += 1
         with self._changed:
             self._changed.notify_all()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -244,7 +244,8 @@ def test_tenants_take_turns_and_too_many_requests_are_refused(packed):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"slots": 0}, "slots"), ({"max_waiting": 0}, "max_waiting"), ({"prefill_stretch": 0.5}, "prefill_stretch")],
+    [({"slots": 0}, "slots"), ({"max_waiting": 0}, "max_waiting"), ({"prefill_stretch": 0.5}, "prefill_stretch")]
+    + [({"prefill_stretch": wrong}, "at least 1 is required") for wrong in (float("nan"), "x", None)],
 )
 def test_wrong_engines_are_refused(packed, options, message):
     with pytest.raises(RequestError, match=message):
@@ -253,7 +254,15 @@ def test_wrong_engines_are_refused(packed, options, message):
 
 def test_wrong_requests_are_refused_before_they_wait(packed):
     engine = packed.engine(background=False)
-    for wrong in ({"time_limit": 0}, {"speculation": {"proposer": "nobody"}}, {"max_new_tokens": 0}):
+    for length in (64.5, "x", None, True, 0):
+        with pytest.raises(RequestError, match="max_length"):
+            engine.resize(length)
+    for wrong in (
+        {"time_limit": 0},
+        {"time_limit": "x"},
+        {"speculation": {"proposer": "nobody"}},
+        {"max_new_tokens": 0},
+    ):
         with pytest.raises(RequestError):
             engine.submit(PROMPTS[0], **wrong)
     assert engine.stats()["submitted"] == engine.stats()["waiting"] == 0
