@@ -72,7 +72,7 @@ def test_four_rows_of_one_packed_forward_have_their_prompts_distribution(tmp_pat
         pytest.skip(library.reason)
     model = load(packed_bundle(tmp_path / "tiny.dsmodel"), kernels="native")
     prompts = [[5, 6, 7, 8] * 6, [1, 2, 3, 1, 2, 3, 1, 2], [9] * 40, [4, 30, 4, 30, 4]]
-    n = 300
+    n = 200
     options = {"max_new_tokens": 2, "sampling": {"temperature": 1.5}, "speculation": LOOKUPS}
     with model.engine(slots=4, max_waiting=4 * n) as engine:
         rows = [[engine.submit(prompt, seed=seed, **options) for prompt in prompts] for seed in range(n)]
