@@ -52,9 +52,12 @@ class GenerationStream(Iterator[Chunk]):
         self._chunks.close()
 
     def finish(self) -> GenerationResult:
-        """Run to the end and return the result."""
-        for _ in self:
-            pass
+        """Run to the end and return the result; an interruption between two chunks lets the model go at once."""
+        try:
+            for _ in self:
+                pass
+        finally:
+            self.close()
         assert self.result is not None
         return self.result
 

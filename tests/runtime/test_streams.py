@@ -1,6 +1,7 @@
 """Streams, threads, async loops and interrupts: the model stays usable, whoever leaves when."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from scripted_text import PLAIN, PROMPT, TARGET, VOCAB
 from toy_bundle import toy_bundle
 
 from dsc.bundle_schema.errors import GenerationError
+from dsc.runtime.stream import GenerationStream
 
 
 def test_a_stream_is_the_result_in_pieces(model, speculation):
@@ -147,8 +149,28 @@ def test_an_interrupted_loop_over_a_stream_ends_with_its_block(model):
     assert list(stream) == []
 
 
+def test_an_interruption_between_two_chunks_lets_the_model_go_at_once(model, monkeypatch):
+    """Without waiting for the garbage collector, which a stream that holds itself would need."""
+    following = GenerationStream.__next__
+    moments = iter([False, False, True])
+
+    def interrupted(stream):
+        if next(moments, False):
+            raise KeyboardInterrupt
+        return following(stream)
+
+    monkeypatch.setattr(GenerationStream, "__next__", interrupted)
+    gc.disable()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(PROMPT, 30)
+        assert list(model.generate(PROMPT, 30).ids) == PLAIN[:30]
+    finally:
+        gc.enable()
+
+
 def test_a_signal_in_the_middle_of_a_generation_leaves_the_model_usable(tmp_path):
-    """A real SIGINT at some moment of long generations, several times, in a process of its own."""
+    """A real signal at some moment of long generations, several times, in a process of its own."""
     path = toy_bundle(tmp_path / "toy.dsmodel", TARGET, TARGET, draft_kind="self", max_length=1000)
     script = Path(__file__).parents[1] / "support" / "interrupted_generation.py"
     command = [sys.executable, "-P", script, path, json.dumps(PROMPT), json.dumps(PLAIN)]
