@@ -14,6 +14,7 @@ import typer
 
 from dsc.bundle_schema.errors import DscError
 from dsc.compiler import cli_bundle, cli_compile, cli_kernels, cli_run, cli_schedule, cli_tools
+from dsc.compiler.console import ReportedFailure
 
 app = typer.Typer(
     name="dsc",
@@ -33,7 +34,7 @@ def main() -> None:
     except DscError as error:
         if "--traceback" in sys.argv:
             raise
-        if "--json" in sys.argv:
+        if "--json" in sys.argv and not isinstance(error, ReportedFailure):  # one document, never two
             print(json.dumps({"error": {"where": error.where, "what": error.what, "hint": error.hint}}))
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dsc.bundle_schema.errors import CheckFailed, RequestError
-from dsc.compiler.console import format_nbytes, print_fields, print_json, print_report, print_table
+from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.console import ReportedFailure, format_nbytes, print_fields, print_json, print_report, print_table
 
 Bundle = Annotated[Path, typer.Argument(help="a .dsmodel file")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
@@ -68,7 +68,7 @@ def check_command(bundle: Bundle, as_json: AsJson = False, traceback: Traceback 
         print_table(str(bundle), ("check", "verdict", "detail"), rows)
     failed = [name for name, item in result["checks"].items() if not item["ok"]]
     if failed:
-        raise CheckFailed(str(bundle), f"{len(failed)} checks failed: {', '.join(failed)}")
+        raise ReportedFailure(str(bundle), f"{len(failed)} checks failed: {', '.join(failed)}")
 
 
 def plan_command(
@@ -95,7 +95,7 @@ def plan_command(
         columns = ("owner", "layer", "role", "dtype", "shape", "offset", "bytes")
         print_table("slots", columns, [[slot[column] for column in columns] for slot in report["slots"]])
     if report.get("fits") is False:
-        raise CheckFailed(
+        raise ReportedFailure(
             str(bundle),
             f"needs {format_nbytes(report['total_nbytes'])}, got {memory_gib} GiB",
             f"at most {report['longest_max_length']} positions fit",
@@ -119,7 +119,7 @@ def diff_command(
     else:
         print("the bundles are equal")
     if rows:
-        raise CheckFailed(str(first), f"differs from {second} in {len(rows)} places")
+        raise ReportedFailure(str(first), f"differs from {second} in {len(rows)} places")
 
 
 def set_command(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dsc.bundle_schema.errors import CheckFailed, RequestError
-from dsc.compiler.console import print_fields, print_json, print_table
+from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.console import ReportedFailure, print_fields, print_json, print_table
 
 Arch = Annotated[str, typer.Option(help="build target, e.g. sm_90")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
@@ -117,7 +117,9 @@ def bench_command(
         print_table(f"kernels on {device.driver.device.name}", ("case", "result", "us", "torch us", "ratio"), rows)
         print_fields("written", {path.name: str(path) for path in files})
     if wrong := [line.name for line in lines if line.problem]:
-        raise CheckFailed("dsc kernels bench", f"{len(wrong)} results differ from the reference: {', '.join(wrong)}")
+        raise ReportedFailure(
+            "dsc kernels bench", f"{len(wrong)} results differ from the reference: {', '.join(wrong)}"
+        )
 
 
 def _driver(version: int) -> str:

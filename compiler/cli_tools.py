@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dsc.bundle_schema.errors import CheckFailed, HostError
-from dsc.compiler.console import print_fields, print_json, print_table
+from dsc.bundle_schema.errors import HostError
+from dsc.compiler.console import ReportedFailure, print_fields, print_json, print_table
 
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="errors with their traceback")]
@@ -69,4 +69,4 @@ def check_tokenizers_command(
         print_table("differing tokens", ("id", "draft", "target"), report["differences"])
         print_table("on the text", ("text", "draft id", "target id"), report["on_text"])
     if not report["compatible"]:
-        raise CheckFailed(str(draft), f"cannot draft for {target}: {report['reason']}")
+        raise ReportedFailure(str(draft), f"cannot draft for {target}: {report['reason']}")

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dsc.bundle_schema.errors import CheckFailed, RequestError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from matplotlib.figure import Figure
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class ReportedFailure(CheckFailed):
+    """A check whose report is on stdout already, with what failed in it."""
 
 
 def is_terminal() -> bool:
@@ -63,6 +72,24 @@ def print_report(data: dict[str, Any], as_json: bool) -> None:
     for key, value in data.items():
         if isinstance(value, dict):
             print_fields(key, value)
+
+
+def save_picture(figure: Figure, picture: Path) -> None:
+    """Write a figure of matplotlib in the format that the file's ending names, and let it go.
+
+    Raises:
+        RequestError: the ending names no picture format, or the file cannot be written.
+    """
+    from matplotlib import pyplot
+
+    try:
+        figure.savefig(picture, dpi=140)
+    except ValueError as error:
+        raise RequestError(str(picture), f"an ending that names a picture format is required: {error}") from None
+    except OSError as error:
+        raise RequestError(str(picture), f"the picture cannot be written: {error.strerror}") from None
+    finally:
+        pyplot.close(figure)
 
 
 class Progress:

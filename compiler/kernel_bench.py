@@ -14,6 +14,7 @@ import numpy as np
 
 from dsc.bundle_schema.errors import HostError, KernelError, RequestError
 from dsc.compiler import kernel_baselines as baselines
+from dsc.compiler.console import save_picture
 from dsc.compiler.gpu_operators import bind_operator
 from dsc.compiler.kernel_sheet import require_gpu
 from dsc.kernels.aot import compile_kernels, default_cache
@@ -280,5 +281,4 @@ def _plot(path: Path, device: CudaDevice, lines: Sequence[BenchLine]) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.set_xlabel(f"torch's time by ours, {device.name}")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_picture(figure, path)

@@ -8,6 +8,7 @@ from typing import Any
 from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, KvPlan, parse_plan
+from dsc.compiler.console import save_picture
 from dsc.compiler.plan_kv import kv_nbytes_per_token, longest_length, plan_kv
 
 GIB = 1 << 30
@@ -74,7 +75,7 @@ def draw_plan(plan: KvPlan, picture: Path) -> None:
     """Draw the arena as one bar a zone: keys and values of each layer, guards, to scale.
 
     Raises:
-        RequestError: the file's ending is neither .png nor .svg.
+        RequestError: the file's ending is neither .png nor .svg, or it cannot be written.
     """
     if picture.suffix not in PICTURE_SUFFIXES:
         raise RequestError(str(picture), f"one of {', '.join(PICTURE_SUFFIXES)} is required as ending")
@@ -116,5 +117,4 @@ def draw_plan(plan: KvPlan, picture: Path) -> None:
         f"KV arena: {plan.total_nbytes / mib:.1f} MiB, {plan.max_length} positions x {plan.n_slots} slots, "
         f"a layer {list(first)}"
     )
-    figure.savefig(picture, dpi=140)
-    pyplot.close(figure)
+    save_picture(figure, picture)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dsc.bundle_schema.errors import RequestError
 from dsc.kernels.gpu_targets import DEFAULT_ARCHITECTURES, Architecture, architectures
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 MAX_RECIPE_BYTES = 1 << 20
 
@@ -95,7 +98,7 @@ class WeightOptions(_Options):
 
     precision: Precision = Precision.KEEP
     head_precision: Precision | None = Field(None, description="lm_head: int4, int8 or fp32; default int8")
-    block_size: int = Field(32, description="weights a scale: 32, 64 or 128")
+    block_size: Literal[32, 64, 128] = Field(32, description="weights a scale: 32, 64 or 128")
     exclude: tuple[str, ...] = Field((), description="name patterns of weights left in float")
 
 
@@ -236,8 +239,11 @@ def build_request(options: dict[str, Any], where: str = "request") -> CompileReq
     try:
         return CompileRequest.model_validate(options)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'request'}: {problem['msg']}"
-            for problem in error.errors()
-        )
+        problems = "; ".join(_problem(one) for one in error.errors())
         raise RequestError(where, problems, "see `dsc compile --help` and docs/reference/recipe.md") from error
+
+
+def _problem(found: ErrorDetails) -> str:
+    place = ".".join(str(part) for part in found["loc"]) or "request"
+    got = "" if found["type"] in ("missing", "value_error") else f", got {str(found['input'])[:80]!r}"
+    return f"{place}: {found['msg'].removeprefix('Value error, ')}{got}"

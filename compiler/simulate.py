@@ -19,6 +19,7 @@ from dsc.bundle_schema.dflash_config import (
     parse_config,
 )
 from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.console import save_picture
 from dsc.compiler.replay import ReplayCounts, ReplaySetup, replay
 from dsc.compiler.trace_reader import TracedRequest, measured_rounds, read_trace, recorded_acceptance
 from dsc.runtime.acceptance import RoundCosts
@@ -223,7 +224,7 @@ def draw_simulation(report: dict[str, Any], picture: Path) -> None:
     """Bars of tokens/s, and the windows that each policy chose.
 
     Raises:
-        RequestError: the file's ending names no picture format.
+        RequestError: the file's ending names no picture format, or it cannot be written.
     """
     import matplotlib
 
@@ -244,9 +245,4 @@ def draw_simulation(report: dict[str, Any], picture: Path) -> None:
     windows.set_xlabel("drafts in a round")
     windows.set_ylabel("share of rounds")
     windows.legend()
-    try:
-        figure.savefig(picture)
-    except ValueError as error:
-        raise RequestError(str(picture), f"an ending that names a picture format is required: {error}") from None
-    finally:
-        pyplot.close(figure)
+    save_picture(figure, picture)

@@ -75,6 +75,19 @@ def test_check_passes_a_sound_bundle_and_fails_a_changed_one(tiny_bundle, tmp_pa
     assert "hashes" in bad(1, "check", changed)
 
 
+def test_a_failed_check_is_one_json_document(tiny_bundle, tmp_path):
+    changed = Path(shutil.copy(tiny_bundle, tmp_path / "changed.dsmodel"))
+    good("set", changed, "windows.default=6")
+    for command in (
+        ["diff", tiny_bundle, changed],
+        ["plan", tiny_bundle, "--memory", "0.0001"],
+        ["check", tmp_path / "nothing"],
+    ):
+        done = dsc(*command, "--json")
+        assert done.returncode == (2 if command[0] == "check" else 1)
+        assert json.loads(done.stdout)
+
+
 def test_plan_answers_both_questions_and_draws(tiny_bundle, tmp_path):
     picture = tmp_path / "plan.svg"
     report = json.loads(good("plan", tiny_bundle, "--memory", "1", "--picture", picture, "--json"))
@@ -84,6 +97,7 @@ def test_plan_answers_both_questions_and_draws(tiny_bundle, tmp_path):
     assert "positions fit" in bad(1, "plan", tiny_bundle, "--memory", "0.0001")
     assert "at most" in bad(2, "plan", tiny_bundle, "--max-length", "9999")
     assert "ending" in bad(2, "plan", tiny_bundle, "--picture", tmp_path / "plan.txt")
+    assert "cannot be written: No such file" in bad(2, "plan", tiny_bundle, "--picture", tmp_path / "no" / "plan.png")
 
 
 def test_set_reseals_and_refuses_whole(tiny_bundle, tmp_path):
@@ -171,6 +185,10 @@ def test_compile_does_not_replace_a_file_unasked_nor_a_checkpoint_ever(tiny_sour
     draft = ["--draft", output, "-o", tmp_path / "link", "--force"]
     assert "must not replace the checkpoint" in bad(2, "compile", tiny_source, *draft)
     assert output.read_text() == "mine"
+    precious = tmp_path / "config.json"
+    precious.write_text("{}")
+    assert "only a .dsmodel file may be replaced" in bad(2, "compile", tiny_source, "-o", precious, "--force")
+    assert precious.read_text() == "{}"
 
 
 def test_a_graph_is_never_written_over_its_bundle(tiny_bundle, tmp_path):
