@@ -2,6 +2,7 @@
 
 What is compared later is measured in turn, one pass after another over all of it: a slow minute of the machine then
 hits everything alike and leaves the ratios, by which windows are chosen, as they are. Medians drop what hits one call.
+After a long text only some sizes are measured: what it adds to a forward, the attention, grows evenly with the rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from itertools import chain, cycle, islice
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dsc.bundle_schema.dflash_config import MAX_WINDOW, CostCurve
 from dsc.runtime.costs import device_fingerprint
 
@@ -22,7 +25,12 @@ if TYPE_CHECKING:
     from dsc.runtime.generate import SpeculativeModel
 
 PASSES = 5
+LEAST_PASSES = 3
+SECONDS = 15.0  # after which no pass begins that is not among the least
+SIZES = range(1, MAX_WINDOW + 1)
+LONG_SIZES = (1, 2, 4, 8, MAX_WINDOW)
 LONG_CONTEXT = 1024
+PIECE = 256  # tokens of a long text, its last ones, whose reading by the draft is timed
 HOST_MS = 0.2  # of a round, outside the graphs
 
 
@@ -34,28 +42,41 @@ def measure_costs(model: SpeculativeModel, prompts: Sequence[Sequence[int]]) -> 
     short = min(len(max(prompts, key=len)), room)
     long = max(short, min(LONG_CONTEXT, room))
     text = list(islice(cycle(chain.from_iterable(prompts)), long))
-    contexts = (short, long) if long >= 2 * short else (short,)
-    return tuple(_curve(model, text[:context]) for context in contexts)
+    costs = _curve(model, _measured(model, text[:short], SIZES), short)
+    if long < 2 * short:
+        return (costs,)
+    return costs, _curve(model, _measured(model, text, LONG_SIZES), long, costs)
 
 
-def _curve(model: SpeculativeModel, text: Sequence[int]) -> CostCurve:
-    """The costs after `text`."""
-    times = _Times(model, text)
+def _measured(model: SpeculativeModel, text: Sequence[int], sizes: Sequence[int]) -> _Times:
+    """Times after `text`, of forwards of these sizes."""
+    times = _Times(model, text, sizes)
     times.one_pass()  # makes bindings and wakes threads
     times.forget()
-    for _ in range(PASSES):
-        times.one_pass()
+    start = time.perf_counter()
+    for n_passes in range(PASSES):
+        if n_passes < LEAST_PASSES or time.perf_counter() - start < SECONDS:
+            times.one_pass()
+    return times
+
+
+def _curve(model: SpeculativeModel, times: _Times, context: int, full: CostCurve | None = None) -> CostCurve:
+    """The costs after `context` tokens; sizes that were not measured as in `full`, scaled as their neighbours are."""
+    verify_ms = tuple(times.median(rows) for rows in times.sizes)
+    if full is not None:
+        scale = [ms / full.verify_ms[rows - 1] for ms, rows in zip(verify_ms, times.sizes, strict=True)]
+        verify_ms = tuple((np.interp(SIZES, times.sizes, scale) * full.verify_ms).tolist())
     draft_ms: dict[ProposerKind, tuple[float, ...]] = {}
     read_ms: dict[ProposerKind, float] = {}
     if model.bundle.draft is not None:
         kind = model.bundle.manifest.draft.kind
         step = times.median("draft")
-        draft_ms[kind] = tuple(step * window for window in range(1, MAX_WINDOW + 1))
+        draft_ms[kind] = tuple(step * window for window in SIZES)
         read_ms[kind] = times.median("read")
     return CostCurve(
         device=device_fingerprint(model.bundle.settings),
-        context=len(text),
-        verify_ms=tuple(times.median(rows) for rows in range(1, MAX_WINDOW + 1)),
+        context=context,
+        verify_ms=verify_ms,
         draft_ms=draft_ms,
         read_ms=read_ms,
         host_ms=HOST_MS,
@@ -67,24 +88,30 @@ class _Times:
 
     Args:
         text: what the target's and the draft's caches hold.
+        sizes: of the target's forwards, in rows.
     """
 
-    def __init__(self, model: SpeculativeModel, text: Sequence[int]) -> None:
+    def __init__(self, model: SpeculativeModel, text: Sequence[int], sizes: Sequence[int]) -> None:
+        self.sizes = sizes
         self._target = model.bundle.target
         self._draft = model.bundle.draft
-        self._text = list(text)
-        self._draft_text = _for_draft(model, text)
+        self._token = text[0]
         self._ms: defaultdict[int | str, list[float]] = defaultdict(list)
         self._target.rewind(0)
-        self._target.read(self._text)
+        self._target.read(text)
+        readable = _for_draft(model, text)
+        self._piece = readable[-PIECE:]
+        if self._draft is not None:
+            self._draft.rewind(0)
+            self._draft.read(readable)
 
     def one_pass(self) -> None:
-        """The draft reads the text; then a target forward of each size and a draft step take turns."""
-        draft, token = self._draft, self._text[0]
+        """The draft reads a piece of the text; then a target forward of each size and a draft step take turns."""
+        draft, token = self._draft, self._token
         if draft is not None:
-            draft.rewind(0)
-            self._timed("read", partial(draft.read, self._draft_text), len(self._draft_text))
-        for rows in range(1, MAX_WINDOW + 1):
+            draft.rewind(draft.length - len(self._piece))
+            self._timed("read", partial(draft.read, self._piece), len(self._piece))
+        for rows in self.sizes:
             self._timed(rows, partial(self._target.forward, [token] * rows, rows))
             if draft is not None:
                 # The target's weights have just gone through the processor's cache, as they have in a round.
