@@ -42,7 +42,7 @@ def show(bundle: Path) -> None:
     print(f"\n{bundle.name}: {report['identity']['size']}, certificate: {report['identity']['verdict']}")
     target = report["target"]
     print(f"  {target['architecture']}, {target['parameters']} parameters, weights {target['weights']}")
-    print(f"  KV cache: {report['kv_plan']['bytes per token']} bytes a token")
+    print(f"  KV cache: {report['kv_plan cpu']['bytes per token']} bytes a token")
 
 
 def compare(model: SpeculativeModel, prompt: str) -> None:
