@@ -115,7 +115,7 @@ def set_config(path: Path, assignments: list[str]) -> dict[str, Any]:
     """Apply ``key=value`` changes to `dflash_config.json` and seal the bundle again.
 
     Raises:
-        RequestError: an assignment has no `=`.
+        RequestError: an assignment has no `=`, or a key comes twice.
         ConfigError: a field is unknown or a value out of range; the bundle stays as it was.
     """
     changes: dict[str, Any] = {}
@@ -123,6 +123,8 @@ def set_config(path: Path, assignments: list[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise RequestError(assignment, "key=value is required", "for example windows.default=6")
+        if key in changes:
+            raise RequestError(key, "one value is required, got several")
         changes[key] = _json_or_text(text)
     with open_bundle(path) as bundle:
         config = parse_config(bundle.read(DFLASH_CONFIG_NAME))

@@ -80,6 +80,8 @@ class Engine:
             GenerationError: the prompt does not fit, too many requests wait, or the engine is closed.
         """
         request = self._model.stream(prompt, **options).request
+        if not isinstance(tenant, str):
+            raise RequestError("tenant", f"a name is required, got {tenant!r}")
         request = cap_request(request, tenant_cap(self._model.config, tenant))
         if time_limit is not None and not (_is_number(time_limit) and time_limit > 0):
             raise RequestError("time_limit", f"seconds above 0 are required, got {time_limit!r}")

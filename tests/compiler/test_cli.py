@@ -109,6 +109,7 @@ def test_set_reseals_and_refuses_whole(tiny_bundle, tmp_path):
     assert "windows" in bad(2, "set", bundle, "windows.default=99")
     assert "nonsense" in bad(2, "set", bundle, "nonsense.field=1")
     assert "key=value" in bad(2, "set", bundle, "windows")
+    assert "one value" in bad(2, "set", bundle, "windows.default=4", "windows.default=6")
     assert bundle.read_bytes() == before
     assert "config" in dsc("diff", tiny_bundle, bundle).stdout
     assert dsc("diff", bundle, bundle).returncode == 0

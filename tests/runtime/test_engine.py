@@ -260,6 +260,7 @@ def test_wrong_requests_are_refused_before_they_wait(packed):
     for wrong in (
         {"time_limit": 0},
         {"time_limit": "x"},
+        {"tenant": 3},
         {"speculation": {"proposer": "nobody"}},
         {"max_new_tokens": 0},
     ):
