@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from exported_families import CUTS, documented_table, exported_family, parity, reference_logits, support_table
+from exported_families import (
+    CUTS,
+    documented_table,
+    exported_family,
+    family_model,
+    parity,
+    reference_logits,
+    support_table,
+)
 from reference_forward import ReferenceForward
 from tiny_models import FAMILIES, tiny_model
 
@@ -38,8 +46,7 @@ def test_ports_follow_the_documented_order_and_keep_symbolic_axes(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_the_parameters_by_name_without_a_copy(family):
-    model = tiny_model(family)
-    graph = export_model(model).model.graph if family == "llama" else exported_family(family).model.graph
+    model, graph = family_model(family), exported_family(family).model.graph
     names = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
     stored = {name for name, value in graph.initializers.items() if len(value.const_value.shape) > 1}
     assert stored == names

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from reference_forward import ReferenceForward
 from tiny_models import FAMILIES, tiny_model
+from transformers import PreTrainedModel
 
 from dsc.bundle_schema.model_info import ModelInfo
 from dsc.compiler.export_hf import export_model
@@ -38,8 +39,14 @@ class Parity:
 
 
 @cache
+def family_model(family: str) -> PreTrainedModel:
+    """The model that `exported_family` exports."""
+    return tiny_model(family)
+
+
+@cache
 def exported_family(family: str) -> ExportedModel:
-    return export_model(tiny_model(family))
+    return export_model(family_model(family))
 
 
 @cache
