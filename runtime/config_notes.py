@@ -17,6 +17,9 @@ def unused_fields(config: DflashConfig) -> list[str]:
         found.append("temperatures: no policy uses the confidence that a proposer reports")
     if any(rule.max_attention_variance < _UNBOUNDED for rule in config.selector.rules):
         found.append("selector.rules.max_attention_variance: no graph reports attention, the bound is taken to hold")
+    given = DflashConfig().profiles
+    if any(row.kernels and row not in given for row in config.profiles):
+        found.append("profiles.kernels: a note for people, what runs is what the bundle holds for the device")
     if config.lossy:
         found.append("lossy: there is no policy that changes the output")
     return found

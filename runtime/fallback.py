@@ -1,10 +1,10 @@
 """Falling back to plain decoding so that speculation never costs more than a stated share of the run.
 
 The rule is an account in units of one plain decoding step. Every committed token earns the allowance; a speculative
-round earns the tokens it committed and pays what it cost. A round is only begun when the account covers its worst case,
-all drafts rejected. So after n tokens the loss against plain decoding is at most ``start + allowance * n``, whatever
-the text is. When the account cannot pay, a cool-down of plain rounds begins; after it one probe is tried as soon as the
-account covers it, and a probe that fails doubles the next cool-down.
+round earns the tokens it committed and pays what it cost, what a draft model reads before it included. A round is only
+begun when the account covers its worst case, all drafts rejected. So after n tokens the loss against plain decoding is
+at most ``start + allowance * n``, whatever the text is. When the account cannot pay, a cool-down of plain rounds
+begins; after it one probe is tried as soon as the account covers it, and a probe that fails doubles the next cool-down.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dsc.bundle_schema.dflash_config import Fallback
 
 LOOKUP_START = 1.0
-_MODEL_START = 3.0
-_CEILING = 6.0  # an early success must not pay for a long failure later
+_MODEL_START = 4.0
+_CEILING = 12.0  # an early success must not pay for a long failure later, but may for reading a prompt
 
 
 class SpeculationAccount:
@@ -82,6 +82,7 @@ def model_start(round_cost: float) -> float:
     """The start for a draft model whose full round costs `round_cost`: two failed rounds, within bounds.
 
     A model's quality hardly depends on the text, so one early failure says little; and once it pauses, reading what it
-    missed makes coming back dear.
+    missed makes coming back dear. The start also pays for its first reading: four steps are a short prompt or a late
+    start, and 3 % of an answer of some 270 tokens together with the allowance.
     """
     return min(max(2 * (round_cost - 1), LOOKUP_START), _MODEL_START)

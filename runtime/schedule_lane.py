@@ -42,7 +42,7 @@ class Lane:
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._kind: str | None = None
         self.start = 0  # tokens that it leaves out
-        self._cost = 1.0
+        self.cost = 1.0  # plain steps of the last drafted round, with what it read
         self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
         self.unread = 0  # tokens that it read first, those of a prompt included
 
@@ -71,7 +71,7 @@ class Lane:
             generated: tokens of the request's output so far.
             rate: committed tokens a plain step so far, which a model that has to read a text first must beat.
         """
-        self._kind, self._cost = None, 1.0
+        self._kind, self.cost = None, 1.0
         limit = min(self._cap, room)
         if limit < 1:
             return "no room"
@@ -92,11 +92,13 @@ class Lane:
         to_come = min(room + 1, max(TYPICAL_TOKENS, generated))
         offers = [(self._offer_from(start, tokens, limit, to_come), start) for start in starts]
         offer, self.start = offers[0]
-        if self.account is not None and len(offers) > 1:
-            offer, self.start = max(offers, key=lambda pair: best_window(pair[0])[1])
-        lag = self.proposer.lag(tokens, self.start)
-        if lag > SHORT_LAG and self.account is not None and best_window(offer)[1] <= rate:
-            return "reading does not pay"
+        if self.account is not None:
+            covered = [(offer, start) for offer, start in offers if self._may_read(start, tokens)]
+            if not covered:
+                return "reading not covered"
+            offer, self.start = max(covered, key=lambda pair: best_window(pair[0])[1])
+            if self.proposer.lag(tokens, self.start) > SHORT_LAG and best_window(offer)[1] <= rate:
+                return "reading does not pay"
         self._kind = self.proposer.kind_from(self.start)
         return offer
 
@@ -110,6 +112,13 @@ class Lane:
             given = acceptance.expected(limit)
             table = _with_reading(table, costs.catch_up(lag), given, to_come if lag > SHORT_LAG else 0)
         return Offer(self.index, limit, acceptance, table, self.proposer.sizes_blocks)
+
+    def _may_read(self, start: int, tokens: Sequence[int]) -> bool:
+        """Whether what the account has left covers reading from `start` on and a first draft that fails."""
+        lag = self.proposer.lag(tokens, start)
+        costs, table = self._costs_from(start)
+        assert self.account is not None
+        return lag <= SHORT_LAG or costs.catch_up(lag) + table[1] - 1 <= self.account.balance
 
     def _costs_from(self, start: int) -> tuple[RoundCosts, list[float]]:
         """Costs, and those of rounds, if it has read from `start` on."""
@@ -128,21 +137,14 @@ class Lane:
         known, table = self._costs_from(self.start)
         self.unread = lag = self.proposer.lag(tokens, self.start)
         self.catch_up = known.catch_up(lag) if lag else 0.0
-        # Reading a long text was decided on its own: the account is for what rounds may lose.
-        extra = self.catch_up if lag <= SHORT_LAG else 0.0
-        costs = [table[0], *(cost + extra for cost in table[1 : window + 1])]
+        costs = [table[0], *(cost + self.catch_up for cost in table[1 : window + 1])]
         if self.account is not None:
             window = self.account.admit(costs)
         if window == 0:
             return []
-        self._cost = costs[window]
+        self.cost = costs[window]
         self.proposer.begin(self.start)
         return self.proposer.propose(tokens, window)
-
-    @property
-    def cost(self) -> float:
-        """Plain steps of the last drafted round, with what it read."""
-        return self._cost + (self.catch_up if self.unread > SHORT_LAG else 0.0)
 
     def settle(self, drafted: int, accepted: int, used: bool) -> None:
         """A round is over; `used` says whether this lane made its drafts."""
@@ -152,7 +154,7 @@ class Lane:
             model.fade()
         if self.account is not None:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
-            cost = self._cost if used else accepted + 1.0
+            cost = self.cost if used else accepted + 1.0
             self.account.settle(drafted if used else 0, accepted, cost)
 
 

@@ -18,6 +18,7 @@ def test_the_defaults_ask_for_nothing_that_is_not_done():
     [
         ({"temperatures.model": [1.1, 1.3]}, "temperatures"),
         ({"selector.rules.1.max_attention_variance": 0.5}, "selector.rules.max_attention_variance"),
+        ({"profiles": [{"name": "mine", "min_memory_gib": 1, "window": 4, "kernels": ["all"]}]}, "profiles.kernels"),
         ({"lossy": True}, "lossy"),
     ],
 )

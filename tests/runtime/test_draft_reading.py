@@ -113,8 +113,13 @@ def test_a_draft_reads_a_long_text_only_where_the_rest_of_the_output_can_pay_for
     assert start_of(read_ms=1.0, n_prompt=1000, room=2000) == "late"
     assert start_of(read_ms=1.0, n_prompt=50, room=100) == "whole"
     assert start_of(read_ms=0.05, n_prompt=1000, room=2000) == "whole"
-    assert start_of(read_ms=1.0, n_prompt=100, room=5) == "reading does not pay"
+    assert start_of(read_ms=2.0, n_prompt=100, room=5) == "reading does not pay"
     assert start_of(read_ms=1.0, n_prompt=1000, room=3) == "reading does not pay"
+
+
+def test_no_draft_reads_more_than_a_request_may_lose():
+    assert start_of(read_ms=4.0, n_prompt=1000, room=2000) == "reading not covered"
+    assert start_of(read_ms=1.0, n_prompt=100, room=100) == "late"
 
 
 def test_what_the_request_reached_without_the_draft_is_what_its_reading_must_beat():
@@ -122,21 +127,21 @@ def test_what_the_request_reached_without_the_draft_is_what_its_reading_must_bea
     assert start_of(read_ms=1.0, n_prompt=50, room=100, rate=2.5) == "reading does not pay"
 
 
-def test_a_late_draft_goes_back_to_the_beginning_when_its_guesses_are_poor():
+def test_a_late_draft_goes_back_to_the_beginning_when_its_guesses_are_poor_and_it_has_won_what_that_costs():
     made = lane(read_ms=1.0)
-    tokens = [0] * 1000
+    tokens = [0] * 150
     starts = []
     for _ in range(40):
         offer = made.offer(tokens, 2000, 0, 1.0)
         if isinstance(offer, Offer) and best_window(offer)[0]:
             made.draft(tokens, best_window(offer)[0])
             starts.append(made.start)
-            made.settle(4, 0 if made.start else 4, used=True)
+            made.settle(4, 2 if made.start else 4, used=True)
             made.proposer.rewind(len(tokens))
         else:
             made.settle(0, 0, used=False)
         tokens = [0] * (len(tokens) + 1)
-    assert starts[0] == 1000 - 1 - LATE_TOKENS
+    assert starts[0] == 150 - 1 - LATE_TOKENS
     assert starts[-1] == 0
 
 
@@ -159,7 +164,7 @@ RNG = np.random.default_rng(3)
 TARGET = RNG.normal(size=(VOCAB, VOCAB)).astype(np.float32)
 
 
-@pytest.mark.parametrize(("read_ms", "late"), [(4.0, True), (0.001, False)])
+@pytest.mark.parametrize(("read_ms", "late"), [(1.5, True), (0.001, False)])
 def test_a_late_start_changes_no_token_and_shows_in_the_trace(tmp_path, read_ms, late):
     curve = CostCurve(device="toy", verify_ms=VERIFY_MS, draft_ms={"self": DRAFT_MS}, read_ms={"self": read_ms})
     config = DflashConfig(
