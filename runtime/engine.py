@@ -186,6 +186,8 @@ class Engine:
                 self._rounds.length.follow([ticket.request for ticket in self._line.tickets()])
             while self._rounds.has_room and (entry := self._next()) is not None:
                 self._rounds.join(*entry)
+                # `close` cancels what waits and what runs; this one was neither for a moment.
+                entry[0].cancelled |= self._closed
             self._rounds.round()
         with self._changed:
             self._changed.notify_all()

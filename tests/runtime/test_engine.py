@@ -359,3 +359,18 @@ def test_a_shuffled_crowd(packed):
         key = (tuple(prompt), str(options))
         wanted.setdefault(key, single(packed, prompt, options))
         assert ticket.result().ids == wanted[key]
+
+
+def test_a_request_that_gets_its_slot_while_the_engine_closes_is_cancelled(packed, monkeypatch):
+    engine = packed.engine(background=False)
+    ticket = engine.submit(PROMPTS[0], max_new_tokens=50, speculation="off")
+    join = engine._rounds.join
+
+    def close_meanwhile(*entry):
+        engine._closed = True  # what `close` does between the line and the slot
+        join(*entry)
+
+    monkeypatch.setattr(engine._rounds, "join", close_meanwhile)
+    engine.run()
+    assert ticket.result().finish_reason == "cancelled"
+    assert len(ticket.result().ids) <= 1
