@@ -13,8 +13,8 @@ SMALLEST_EXPECTED = 5.0
 def chi_square(counts: NDArray[np.float64], p: NDArray[np.float64]) -> tuple[float, int, float]:
     """Statistic, degrees of freedom and p-value.
 
-    Cells that expect fewer than five counts are pooled. A count where the distribution has none at all makes
-    the p-value 0.
+    Cells that expect fewer than five counts are pooled, and with one cell more where they expect too few together. A
+    count where the distribution has none at all makes the p-value 0.
 
     Args:
         counts: [V], how often each outcome was seen.
@@ -25,15 +25,22 @@ def chi_square(counts: NDArray[np.float64], p: NDArray[np.float64]) -> tuple[flo
         return math.inf, 1, 0.0
     expected = p * n
     large = expected >= SMALLEST_EXPECTED
-    cells = [(float(c), float(e)) for c, e in zip(counts[large], expected[large], strict=True)]
-    rest = float(expected[~large].sum())
-    if rest > 0:
-        cells.append((float(counts[~large].sum()), rest))
+    cells = sorted(((float(c), float(e)) for c, e in zip(counts[large], expected[large], strict=True)), key=_expects)
+    seen, wanted = float(counts[~large].sum()), float(expected[~large].sum())
+    if cells and wanted < SMALLEST_EXPECTED:  # together still too few: one count would look like a miracle
+        seen, wanted = seen + cells[0][0], wanted + cells[0][1]
+        cells[0] = seen, wanted
+    elif wanted > 0:
+        cells.append((seen, wanted))
     if len(cells) < 2:
         return 0.0, 0, 1.0
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
     freedom = len(cells) - 1
     return statistic, freedom, upper_gamma(freedom / 2, statistic / 2)
+
+
+def _expects(cell: tuple[float, float]) -> float:
+    return cell[1]
 
 
 def upper_gamma(a: float, x: float) -> float:
