@@ -23,16 +23,19 @@ def _padded(head_size: int) -> int:
     return 1 << (head_size - 1).bit_length()
 
 
-def tile_keys(head_size: int, rows: int, arch: Architecture, *, quantised: bool = False) -> int:
+def tile_keys(head_size: int, rows: int, arch: Architecture, *, softcap: bool = False, quantised: bool = False) -> int:
     """Keys a tile: 128 where registers and shared memory hold it, else fewer.
 
     Found by compiling every configuration and looking for spills: a 128 x 128 tile stays in registers up to head
     size 64 only, unpacking int8 takes registers too, and so does sm_86's and its relatives' smaller shared memory.
-    AMD's compiler keeps half as many keys of a tall tile in registers.
+    A softcap takes a few more than sm_80 has left of a tall tile of a padded head size. AMD's compiler keeps half as
+    many keys of a tall tile in registers.
     """
     padded = _padded(head_size)
     keys = 128 // ((2 if quantised else 1) * (2 if rows >= 128 and padded > 64 else 1))
     if (rows >= 128 and arch.shared_per_block < 128 * 1024) or (quantised and padded > 128):
+        keys //= 2
+    if softcap and rows >= 128 and padded != head_size:
         keys //= 2
     if arch.backend == "hip" and rows >= 64:
         keys //= 4 if padded > 128 else 2
@@ -66,7 +69,7 @@ def tiled_variant(
     head_size: int, dtype: str, rows: int, arch: Architecture, *, softcap: bool = False, quantised: bool = False
 ) -> KernelVariant:
     """The tiled kernel for tiles of `rows` packed query rows."""
-    keys = tile_keys(head_size, rows, arch, quantised=quantised)
+    keys = tile_keys(head_size, rows, arch, softcap=softcap, quantised=quantised)
     kind = ("_i8" if quantised else "") + ("_cap" if softcap else "")
     return KernelVariant(
         kernel="dspark_verify_head_tiled",
