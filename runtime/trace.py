@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
-from dsc.bundle_schema.errors import HostError, RequestError
+from dsc.bundle_schema.errors import RequestError
 
 if TYPE_CHECKING:
     from dsc.runtime.speculator import Draft
@@ -37,8 +37,7 @@ class TraceWriter:
         target: a path, or a text file that stays open.
 
     Raises:
-        HostError: the file cannot be opened.
-        RequestError: it is neither a path nor a file.
+        RequestError: it is neither a path nor a file, or the file cannot be opened.
     """
 
     def __init__(self, target: TraceTarget) -> None:
@@ -48,7 +47,7 @@ class TraceWriter:
             try:
                 self._file: IO[str] = Path(target).open("a", encoding="utf-8")  # noqa: SIM115
             except OSError as error:
-                raise HostError(str(target), f"the trace cannot be written: {error.strerror}") from error
+                raise RequestError(str(target), f"the trace cannot be written: {error.strerror}") from error
         elif hasattr(target, "write"):
             self._file = target
         else:

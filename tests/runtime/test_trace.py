@@ -9,7 +9,7 @@ from scripted_lm import greedy_reference
 from toy_bundle import toy_bundle
 
 from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
-from dsc.bundle_schema.errors import HostError, RequestError
+from dsc.bundle_schema.errors import RequestError
 from dsc.runtime import load
 
 VOCAB = 13
@@ -113,7 +113,7 @@ def test_a_path_is_added_to_and_a_run_without_speculation_is_traced_too(model, t
 
 
 def test_a_bad_trace_is_named_before_anything_runs(model, tmp_path):
-    with pytest.raises(HostError, match="nowhere"):
+    with pytest.raises(RequestError, match="nowhere"):
         model.generate(PROMPT, 5, trace=tmp_path / "nowhere" / "trace.jsonl")
     with pytest.raises(RequestError, match="a path or a text file"):
         model.generate(PROMPT, 5, trace=7)
