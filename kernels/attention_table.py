@@ -28,14 +28,15 @@ def tile_keys(head_size: int, rows: int, arch: Architecture, *, softcap: bool = 
 
     Found by compiling every configuration and looking for spills: a 128 x 128 tile stays in registers up to head
     size 64 only, unpacking int8 takes registers too, and so does sm_86's and its relatives' smaller shared memory.
-    A softcap takes a few more than are left of sm_80's tall tiles of padded head sizes and of sm_120's largest. AMD's
+    A softcap takes a few more than are left of sm_80's tall tiles of padded head sizes and of sm_86's largest. AMD's
     compiler keeps half as many keys of a tall tile in registers.
     """
     padded = _padded(head_size)
     keys = 128 // ((2 if quantised else 1) * (2 if rows >= 128 and padded > 64 else 1))
     if (rows >= 128 and arch.shared_per_block < 128 * 1024) or (quantised and padded > 128):
         keys //= 2
-    if softcap and ((rows >= 128 and padded != head_size) or (arch.name == "sm_120" and rows * keys > 64 * 64)):
+    small = arch.backend == "cuda" and arch.shared_per_block < 128 * 1024
+    if softcap and ((rows >= 128 and padded != head_size) or (small and rows * keys > 64 * 64)):
         keys //= 2
     if arch.backend == "hip" and rows >= 64:
         keys //= 4 if padded > 128 else 2
