@@ -24,7 +24,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))
 
 from bundles import make_bundles
-from pays_report import write_report
+from pays_report import Run, write_report
 from peer_worker import LoadMeter
 from prompts import Prompt, by_category, summaries
 
@@ -53,24 +53,6 @@ class Setting:
         if self.proposer:
             return {"proposer": self.proposer, "window": self.window, "fallback": False}
         return "auto" if self.policy else "off"
-
-
-@dataclass
-class Run:
-    """One setting on one prompt; `ms` is the time of all tokens, `same` compares with plain decoding."""
-
-    bundle: str
-    category: str
-    prompt: str
-    setting: str
-    tokens: int
-    ms: float
-    foreign: float
-    same: bool
-    rounds: int
-    windows: dict[str, int]
-    proposers: dict[str, int]
-    plain_rounds: dict[str, int]
 
 
 PLAIN = Setting("plain")

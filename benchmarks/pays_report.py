@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from report import markdown_table
 
@@ -14,8 +15,9 @@ MIX = "mix"
 POLICIES = ("calibrated", "rules")
 
 
-class RunLike(Protocol):
-    """What a table needs of a run; see `pays.Run`."""
+@dataclass
+class Run:
+    """One setting on one prompt; `ms` is the time of all tokens, `same` compares with plain decoding."""
 
     bundle: str
     category: str
@@ -25,13 +27,16 @@ class RunLike(Protocol):
     ms: float
     foreign: float
     same: bool
+    rounds: int
     windows: dict[str, int]
+    proposers: dict[str, int]
+    plain_rounds: dict[str, int]
 
 
 Speeds = dict[str, dict[str, float]]  # setting -> category -> speed against plain decoding
 
 
-def speeds(runs: Sequence[RunLike]) -> Speeds:
+def speeds(runs: Sequence[Run]) -> Speeds:
     """Time of plain decoding over a setting's time, each category's prompts together; the mix weighs categories alike.
 
     Plain decoding ran before and after the others: its time is the mean. A setting that has nothing to say in a
@@ -75,7 +80,7 @@ def verdict(found: Speeds, categories: Sequence[str]) -> list[tuple[str, str, st
     return [(what, f"{value:.2f}", f"{least:.2f}", "yes" if value >= least else "no") for what, value, least in rows]
 
 
-def write_report(out: Path, runs: Sequence[RunLike], foreign: float) -> None:
+def write_report(out: Path, runs: Sequence[Run], foreign: float) -> None:
     """`pays.md`, `pays.json`, and a chart for each bundle."""
     parts = [
         "# Does the scheduler pay?\n",
@@ -114,7 +119,7 @@ def _cell(row: Mapping[str, float], category: str) -> str:
     return f"{row[category]:.2f}" if category in row else "-"
 
 
-def draw(path: Path, bundle: str, found: Speeds, runs: Iterable[RunLike], categories: Sequence[str]) -> None:
+def draw(path: Path, bundle: str, found: Speeds, runs: Iterable[Run], categories: Sequence[str]) -> None:
     """Speeds as bars, and the windows that `calibrated` chose in each category."""
     import matplotlib
 

@@ -10,12 +10,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from dsc.bundle_schema.errors import BundleError, GenerationError
+from dsc.bundle_schema.errors import GenerationError
 from dsc.bundle_schema.tensors import DType
 from dsc.runtime.cuda_stream import CudaStream
 from dsc.runtime.device_arena import DevicePool
 from dsc.runtime.device_attention import ONNX_TYPES, DeviceAttention
 from dsc.runtime.host import ORT_ERRORS
+from dsc.runtime.session import check_inputs, check_rows
 
 _WORD = 8
 _ALIGN = 32  # words: what the device's allocator itself promises
@@ -98,9 +99,7 @@ class CudaForward:
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._declared = [value.name for value in session.get_inputs()]
         self._outputs = [value.name for value in session.get_outputs()]
-        unknown = [name for name in self._declared if name not in (*_InputBlock.NAMES, "total_length", *pools)]
-        if unknown:
-            raise BundleError(where, f"graph input {unknown[0]!r} is neither a known input nor a planned pool")
+        check_inputs(where, self._declared, (*_InputBlock.NAMES, "total_length", *pools))
         self._bindings: dict[tuple[int, int, int], ort.IOBinding] = {}
 
     def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> DeviceLogits:
@@ -115,10 +114,7 @@ class CudaForward:
             GenerationError: too many rows, or onnxruntime cannot queue them.
         """
         n = len(tokens)
-        if not 1 <= n_logits <= min(n, self.max_rows) or n > self.chunk:
-            raise GenerationError(
-                self.where, f"at most {self.chunk} rows and {self.max_rows} logits, got {n} and {n_logits}"
-            )
+        check_rows(self.where, n, n_logits, self.chunk, self.max_rows)
         self.stream.driver.make_current()
         addresses = self._block.upload(tokens, past, n_logits)
         self._run((n, n_logits), addresses, past + n)

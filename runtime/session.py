@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +39,19 @@ class KvPools(Protocol):
     @property
     def pools(self) -> dict[str, NDArray[np.generic]]:
         """One entry a pool."""
+
+
+def check_inputs(where: str, declared: Sequence[str], known: Collection[str]) -> None:
+    """Raise BundleError for an input that nobody would feed."""
+    for name in declared:
+        if name not in known:
+            raise BundleError(where, f"graph input {name!r} is neither a known input nor a planned pool")
+
+
+def check_rows(where: str, n_rows: int, n_logits: int, chunk: int, max_rows: int) -> None:
+    """Raise GenerationError for more rows of one call, or of its logits, than there is room for."""
+    if not 1 <= n_logits <= min(n_rows, max_rows) or n_rows > chunk:
+        raise GenerationError(where, f"at most {chunk} rows and {max_rows} logits, got {n_rows} and {n_logits}")
 
 
 class ForwardSession:
@@ -81,7 +94,7 @@ class ForwardSession:
         self._logits = np.zeros((max_rows, vocab_size), np.float32)
         self._declared = [value.name for value in session.get_inputs()]
         self._outputs = [value.name for value in session.get_outputs()]
-        self._check_names()
+        check_inputs(self.where, self._declared, (*self._inputs, *self._pools))
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
 
     @property
@@ -92,11 +105,6 @@ class ForwardSession:
     def over(self, pools: KvPools, max_rows: int, chunk: int) -> ForwardSession:
         """The same graph and weights over other pools."""
         return ForwardSession(self._session, pools, self._logits.shape[1], max_rows, chunk, self.where)
-
-    def _check_names(self) -> None:
-        for name in self._declared:
-            if name not in self._inputs and name not in self._pools:
-                raise BundleError(self.where, f"graph input {name!r} is neither a known input nor a planned pool")
 
     def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> NDArray[np.float32]:
         """Run `tokens` at positions past, past + 1, ... and return the logits of the last `n_logits` of them.
@@ -113,10 +121,7 @@ class ForwardSession:
             GenerationError: too many rows, or onnxruntime cannot compute them.
         """
         n = len(tokens)
-        if not 1 <= n_logits <= min(n, self._max_rows) or n > self.chunk:
-            raise GenerationError(
-                self.where, f"at most {self.chunk} rows and {self._max_rows} logits, got {n} and {n_logits}"
-            )
+        check_rows(self.where, n, n_logits, self.chunk, self._max_rows)
         self._inputs["input_ids"][:n] = tokens
         self._inputs["position_ids"][:n] = np.arange(past, past + n)
         self._inputs["logit_rows"][:n_logits] = np.arange(n - n_logits, n)

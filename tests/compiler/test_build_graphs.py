@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import pytest
+from chunked_forward import CUTS, logits_in_chunks
 from exported_families import exported_family, reference_logits
 from native_operator import library
-from pass_graphs import ops, session
+from pass_graphs import ops
 from tiny_models import FAMILIES
 
 from dsc.bundle_schema.tensors import DType
@@ -23,40 +22,12 @@ from dsc.passes.block_quantisation import quantise_symmetric
 from dsc.passes.pass_order import kernel_passes, shared_passes
 from dsc.passes.pipeline import parse_pipeline, run_pipeline
 
-CUTS = (0, 5, 9, 10, 24)
-ROWS = 64
 # Normalised queries and keys, or a rotary embedding written out, keep attention and projections apart.
 APART = {"qwen3", "qwen3_moe", "gemma3_text", "olmo2", "gpt_oss", "deepseek_v3"}
 
 
 def request(**options) -> CompileRequest:
     return build_request({"target": Path("model"), "output": Path("bundle"), **options})
-
-
-def steps(model: ir.Model, info, ids: np.ndarray, native: Path | None = None) -> np.ndarray:
-    """Logits of one sequence in chunks, the pools handed on from chunk to chunk."""
-    run = session(model, library=native)
-    names = [output.name for output in run.get_outputs()]
-    pools = {
-        f"{role}_pool.{layer}": np.zeros((1, kv.n_kv_heads, ROWS, kv.head_dim), np.float32)
-        for layer, kv in enumerate(info.kv_layers)
-        for role in "kv"
-    }
-    logits = []
-    for start, end in pairwise(CUTS):
-        feeds = {
-            "input_ids": ids[None, start:end],
-            "position_ids": np.arange(start, end)[None],
-            "logit_rows": np.arange(end - start),
-            "past_lengths": np.array([start], np.int32),
-            "row_offsets": np.array([0, end - start], np.int32),
-        }
-        wanted = {value.name for value in run.get_inputs()}
-        feeds = {name: array for name, array in (feeds | pools).items() if name in wanted}
-        outputs = dict(zip(names, run.run(names, feeds), strict=True))
-        pools = {name: outputs[name.replace("pool.", "pool_out.")] for name in pools}
-        logits.append(outputs["logits"][0])
-    return np.concatenate(logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +41,7 @@ def test_fused_graphs_compute_what_the_framework_computes(family):
     run_pipeline(native, kernel_passes("native", "fp32", 64))
     assert ("QkvAttention" in ops(native)) == (family not in APART)
     for model, kernels in ((ort, None), (native, None), (native, library())):
-        got = steps(model, exported.info, ids, kernels)
+        got = logits_in_chunks(model, exported.info, ids, library=kernels)
         assert np.abs(got - wanted).max() < 1e-4 * np.ptp(wanted)
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from chunked_forward import CUTS, logits_in_chunks
 from exported_families import exported_family, reference_logits
-from pass_graphs import session
 from tiny_models import FAMILIES
 
 from dsc.compiler.build_graphs import BuiltModel, build_graphs
 from dsc.compiler.request import build_request
 
-CUTS = (0, 5, 9, 10, 24)
-ROWS = 64
 QUICK = {"llama", "gemma2"}
 # The CPU provider has no ScatterElements in half precision, which the router of deepseek_v3 uses.
 RUNNABLE = [family for family in FAMILIES if family != "deepseek_v3"]
@@ -36,40 +33,13 @@ def cuda_graph(family: str, precision: str) -> ir.Model:
     return part.model
 
 
-def steps(model: ir.Model, info, ids: np.ndarray) -> np.ndarray:
-    """Logits of one sequence in chunks, the half-precision pools handed on from chunk to chunk."""
-    run = session(model)
-    names = [output.name for output in run.get_outputs()]
-    pools = {
-        f"{role}_pool.{layer}": np.zeros((1, kv.n_kv_heads, ROWS, kv.head_dim), np.float16)
-        for layer, kv in enumerate(info.kv_layers)
-        for role in "kv"
-    }
-    logits = []
-    for start, end in pairwise(CUTS):
-        feeds = {
-            "input_ids": ids[None, start:end],
-            "position_ids": np.arange(start, end)[None],
-            "logit_rows": np.arange(end - start),
-            "last_rows": np.array([end - 1], np.int32),
-            "total_length": np.array(end, np.int32),
-        }
-        wanted = {value.name for value in run.get_inputs()}
-        feeds = {name: array for name, array in (feeds | pools).items() if name in wanted}
-        outputs = dict(zip(names, run.run(names, feeds), strict=True))
-        pools = {name: outputs[name.replace("pool.", "pool_out.")] for name in pools}
-        assert outputs["logits"].dtype == np.float32
-        logits.append(outputs["logits"][0])
-    return np.concatenate(logits)
-
-
 @pytest.mark.parametrize(
     "family", [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in RUNNABLE]
 )
 def test_half_precision_graphs_compute_what_the_framework_computes(family):
     info = exported_family(family).info
     ids, wanted = (array[0, : CUTS[-1]] for array in reference_logits(family))
-    got = steps(cuda_graph(family, "fp32"), info, ids)
+    got = logits_in_chunks(cuda_graph(family, "fp32"), info, ids, np.float16)
     assert np.abs(got - wanted).max() < 1e-2 * np.ptp(wanted)
 
 
@@ -82,7 +52,7 @@ def test_blocks_keep_their_codes_and_have_half_precision_scales():
         assert (codes.dtype, scales.dtype) == (ir.DataType.UINT8, ir.DataType.FLOAT16)
     info = exported_family("llama").info
     ids, wanted = (array[0, : CUTS[-1]] for array in reference_logits("llama"))
-    got = steps(model, info, ids)
+    got = logits_in_chunks(model, info, ids, np.float16)
     assert np.abs(got - wanted).max() < 5e-2 * np.ptp(wanted)
 
 
