@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { LANES = 8, ROWS = 6, COLUMNS = 2, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
+enum { LANES = 8, ROWS = 6, COLUMNS = 4, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
 
 static int64_t tile_width(const DenseMatMul *op) {
   int64_t width = TILE_FLOATS / op->k / COLUMNS * COLUMNS;
@@ -41,7 +41,7 @@ AVX2_INLINE __m128 add_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
   return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
 }
 
-/* fetch: whether the weights of the columns after the next are wanted soon and are not in the cache. */
+/* fetch: whether the weights of the next columns are wanted soon and are not in the cache. */
 AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, int rows, int columns, int fetch) {
   const float *x = op->x + row * op->k, *w = op->weight + n * op->k;
   __m256 sums[ROWS][COLUMNS];
@@ -49,25 +49,26 @@ AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, in
   for (int r = 0; r < rows; r++)
     for (int c = 0; c < columns; c++) sums[r][c] = _mm256_setzero_ps();
   for (; at + 2 * LANES <= k; at += 2 * LANES) {
-    for (int c = 0; c < columns && fetch; c++) _mm_prefetch(w + (2 * columns + c) * k + at, _MM_HINT_T0);
+    for (int c = 0; c < columns && fetch; c++) _mm_prefetch(w + (columns + c) * k + at, _MM_HINT_T0);
     add_products(x + at, w + at, k, LANES, rows, columns, sums);
     add_products(x + at + LANES, w + at + LANES, k, LANES, rows, columns, sums);
   }
   for (; at < k; at += LANES) add_products(x + at, w + at, k, k - at, rows, columns, sums);
-  for (int r = 0; r < rows; r += 2) {
-    __m256 none = _mm256_setzero_ps(), *low = sums[r], *high = sums[r + 1 < rows ? r + 1 : r];
-    float *y = op->y + (row + r) * op->n + n, four[4];
-    _mm_storeu_ps(four, add_lanes(low[0], columns > 1 ? low[1] : none, high[0], columns > 1 ? high[1] : none));
-    for (int i = 0; i < 2 && r + i < rows; i++) memcpy(y + i * op->n, four + 2 * i, (size_t)columns * sizeof(float));
+  for (int r = 0; r < rows; r++) {
+    __m256 none = _mm256_setzero_ps(), *of = sums[r];
+    float four[COLUMNS], *y = op->y + (row + r) * op->n + n;
+    __m128 sum = add_lanes(of[0], columns > 1 ? of[1] : none, columns > 2 ? of[2] : none, columns > 3 ? of[3] : none);
+    _mm_storeu_ps(columns == COLUMNS ? y : four, sum);
+    if (columns < COLUMNS) memcpy(y, four, (size_t)columns * sizeof(float));
   }
 }
 
-/* Up to six rows times the columns first .. last - 1. */
-AVX2_INLINE void multiply_rows(const DenseMatMul *op, int64_t row, int64_t first, int64_t last, int rows) {
+/* Up to six rows times the columns first .. last - 1, as many at a time as the registers allow. */
+AVX2_INLINE void multiply_rows(const DenseMatMul *op, int64_t row, int64_t first, int64_t last, int rows, int columns) {
   int64_t n = first;
-  for (; n + COLUMNS <= last && row; n += COLUMNS) multiply_tile(op, row, n, rows, COLUMNS, 0);
-  for (; n + COLUMNS <= last; n += COLUMNS) multiply_tile(op, row, n, rows, COLUMNS, 1);
-  if (n < last) multiply_tile(op, row, n, rows, 1, 0);
+  for (; n + columns <= last && row; n += columns) multiply_tile(op, row, n, rows, columns, 0);
+  for (; n + columns <= last; n += columns) multiply_tile(op, row, n, rows, columns, 1);
+  for (; n < last; n++) multiply_tile(op, row, n, rows, 1, 0);
 }
 
 /* A tile of columns for all rows, small enough to stay in the second-level cache. */
@@ -76,12 +77,12 @@ AVX2_CODE static void multiply_item(void *argument, size_t tile) {
   int64_t width = tile_width(op), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
   for (int64_t row = 0; row < op->rows; row += ROWS)
     switch (op->rows - row) {
-      case 1: multiply_rows(op, row, first, last, 1); break;
-      case 2: multiply_rows(op, row, first, last, 2); break;
-      case 3: multiply_rows(op, row, first, last, 3); break;
-      case 4: multiply_rows(op, row, first, last, 4); break;
-      case 5: multiply_rows(op, row, first, last, 5); break;
-      default: multiply_rows(op, row, first, last, ROWS);
+      case 1: multiply_rows(op, row, first, last, 1, 4); break;
+      case 2: multiply_rows(op, row, first, last, 2, 4); break;
+      case 3: multiply_rows(op, row, first, last, 3, 4); break;
+      case 4: multiply_rows(op, row, first, last, 4, 2); break;
+      case 5: multiply_rows(op, row, first, last, 5, 2); break;
+      default: multiply_rows(op, row, first, last, ROWS, 2);
     }
 }
 
