@@ -17,33 +17,41 @@ Tensors = Mapping[str, "torch.Tensor"]
 
 def attention(inputs: Tensors, attributes: Mapping[str, Any]) -> Callable[[], object]:
     """torch's scaled dot product attention over a pool whose sequences all have one length."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    q, k_pool, v_pool = inputs["q"], inputs["k_pool"].clone(), inputs["v_pool"].clone()
-    rows, past = q.shape[2], int(inputs["past_lengths"][0])
-    keys = torch.arange(past + rows, device=q.device)
-    mask = keys[None, :] <= past + torch.arange(rows, device=q.device)[:, None]
-    scale = attributes.get("scale", q.shape[-1] ** -0.5)
-
-    def run() -> object:
-        k_pool[:, :, past : past + rows] = inputs["k"]
-        v_pool[:, :, past : past + rows] = inputs["v"]
-        k, v = (pool[:, :, : past + rows] for pool in (k_pool, v_pool))
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-
-    return run
+    k_pool, v_pool = inputs["k_pool"].clone(), inputs["v_pool"].clone()
+    attend = _attend(inputs, attributes)
+    return lambda: attend(k_pool, v_pool)
 
 
 def attention_int8(inputs: Tensors, attributes: Mapping[str, Any]) -> Callable[[], object]:
     """The same after the pool was widened, which torch has no other way to attend to."""
     scales = {side: inputs[f"{side}_scales"][:, None, None] for side in "kv"}
+    attend = _attend(inputs, attributes)
 
     def run() -> object:
-        wide = {f"{s}_pool": (inputs[f"{s}_pool"] * scales[s]).to(inputs["q"].dtype) for s in "kv"}
-        return attention({**inputs, **wide}, attributes)()
+        return attend(*((inputs[f"{s}_pool"] * scales[s]).to(inputs["q"].dtype) for s in "kv"))
 
     return run
+
+
+def _attend(inputs: Tensors, attributes: Mapping[str, Any]) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """Append the new rows to a K and a V pool and attend to them.
+
+    No mask is built: a bias that says "causal, aligned to the end" lets torch take its flash kernel.
+    """
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, rows, past = inputs["q"], inputs["q"].shape[2], int(inputs["past_lengths"][0])
+    bias = causal_lower_right(rows, past + rows) if rows > 1 else None
+    scale = attributes.get("scale", q.shape[-1] ** -0.5)
+
+    def attend(k_pool: torch.Tensor, v_pool: torch.Tensor) -> object:
+        k_pool[:, :, past : past + rows] = inputs["k"]
+        v_pool[:, :, past : past + rows] = inputs["v"]
+        k, v = (pool[:, :, : past + rows] for pool in (k_pool, v_pool))
+        return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=True)
+
+    return attend
 
 
 def greedy_verdict(inputs: Tensors, attributes: Mapping[str, Any]) -> Callable[[], object]:

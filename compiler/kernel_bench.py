@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +17,6 @@ from dsc.bundle_schema.errors import HostError, KernelError, RequestError
 from dsc.compiler import kernel_baselines as baselines
 from dsc.compiler.console import save_picture
 from dsc.compiler.gpu_operators import bind_operator
-from dsc.compiler.kernel_sheet import require_gpu
 from dsc.kernels.aot import compile_kernels, default_cache
 from dsc.kernels.bundle_members import kernel_entry
 from dsc.kernels.gpu_targets import ARCHITECTURES
@@ -106,20 +106,37 @@ def standard_cases() -> tuple[BenchCase, ...]:
     )
 
 
+def require_gpu(where: str) -> None:
+    """Refuse to go on where nothing can be measured.
+
+    Raises:
+        HostError: there is no usable CUDA driver and device, or torch has no CUDA.
+    """
+    import torch
+
+    from dsc.runtime.cuda_driver import CudaDriver
+
+    try:
+        CudaDriver().close()
+    except HostError as error:
+        hint = "dsc kernels show works without one"
+        raise HostError(where, f"a CUDA GPU is required: {error.what}", hint) from error
+    if not torch.cuda.is_available():
+        raise HostError(where, f"a torch with CUDA is required, {torch.__version__} has none here", "make gpu")
+
+
 def open_device() -> DeviceKernels:
     """Every declared kernel on the first GPU; compiled where the user's cache has it not.
 
     Raises:
         HostError: there is no GPU, torch has no CUDA, or Triton is missing.
     """
-    require_gpu()
+    require_gpu("dsc kernels bench")
     import torch
 
-    if not torch.cuda.is_available():
-        raise HostError(f"torch {torch.__version__}", "CUDA is required and not available", "install a CUDA torch")
-    torch.cuda.init()
     from dsc.runtime.cuda_driver import CudaDriver
 
+    torch.cuda.init()
     driver = CudaDriver()
     arch = architecture_for(driver.device)
     made = compile_kernels(all_variants(arch), arch, cache=default_cache(), workers=os.cpu_count() or 1)
@@ -180,7 +197,19 @@ def make_inputs(case: BenchCase, device: str) -> tuple[dict[str, Any], dict[str,
     import torch
 
     contract = load_contract(case.contract)
-    made = {name: array for name, array in contract.make_inputs(case.axes, 0).items() if name in case.inputs}
+    tried = (_longest_inputs(case, seed) for seed in count())
+    made = next(arrays for arrays in tried if contract.is_decided(arrays, case.attributes))
+    floats = {role.name for role in contract.inputs if role.kind == "float"}
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in made.items()}
+    tensors = {n: t.to(getattr(torch, case.dtype)) if n in floats else t for n, t in tensors.items()}
+    return {name: widened(tensor) for name, tensor in tensors.items()}, tensors
+
+
+def _longest_inputs(case: BenchCase, seed: int) -> dict[str, Any]:
+    """A case's inputs with lengths and paths as long as can be."""
+    made = {
+        n: array for n, array in load_contract(case.contract).make_inputs(case.axes, seed).items() if n in case.inputs
+    }
     if "past_lengths" in made:
         room = case.axes["S"] if "S" in case.axes else 2 * case.axes["P"]
         made["past_lengths"] = np.full(case.axes["B"], case.axes["M"] - room, np.int32)
@@ -190,10 +219,7 @@ def make_inputs(case: BenchCase, device: str) -> tuple[dict[str, Any], dict[str,
     if "draft_lengths" in made:
         made["draft_lengths"] = np.full(case.axes["B"], case.axes["K"], np.int32)
         made["draft_ids"] = np.minimum(made["draft_ids"], case.axes["V"] - 1)
-    floats = {role.name for role in contract.inputs if role.kind == "float"}
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in made.items()}
-    tensors = {n: t.to(getattr(torch, case.dtype)) if n in floats else t for n, t in tensors.items()}
-    return {name: widened(tensor) for name, tensor in tensors.items()}, tensors
+    return made
 
 
 def widened(tensor: torch.Tensor) -> Any:
@@ -228,9 +254,7 @@ def _bench_case(kernels: DeviceKernels, case: BenchCase, clock: Clock, device: s
 
 def _problem(case: BenchCase, arrays: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     contract = load_contract(case.contract)
-    batch = case.axes["B"]
-    neutral: dict[str, Any] = {"top_k": np.zeros(batch, np.int32), "top_p": np.ones(batch), "min_p": np.zeros(batch)}
-    wanted = contract.reference({**neutral, **arrays} if "temperature" in arrays else arrays, case.attributes)
+    wanted = contract.results(arrays, case.attributes)
     try:
         for name, value in wanted.items():
             contract.assert_agrees(name, found[name].astype(value.dtype), value, case.dtype)

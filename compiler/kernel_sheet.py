@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
 
-from dsc.bundle_schema.errors import HostError, RequestError
+from dsc.bundle_schema.errors import RequestError
 from dsc.kernels.aot import compile_kernels, default_cache
 from dsc.kernels.gpu_targets import ARCHITECTURES, Architecture, architecture
 from dsc.kernels.kernel_table import KERNELS, all_variants
@@ -225,19 +225,3 @@ _COSTS: dict[str, Callable[[Mapping[str, int], int], tuple[int, int]]] = {
     "accept_tree": _accept_cost,
     "kv_erase": _erase_cost,
 }
-
-
-def require_gpu() -> None:
-    """Refuse to measure where nothing can be measured.
-
-    Raises:
-        HostError: there is no usable CUDA driver and device.
-    """
-    from dsc.runtime.cuda_driver import CudaDriver
-
-    try:
-        CudaDriver().close()
-    except HostError as error:
-        raise HostError(
-            "dsc kernels bench", f"a CUDA GPU is required: {error.what}", "dsc kernels show works without one"
-        ) from error

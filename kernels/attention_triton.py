@@ -44,7 +44,8 @@ def _accumulate(s, visible, v, best, total, acc):
 def _on_grid(x, scale, QUANTISED: tl.constexpr):
     """New K or V rows, rounded (half up) to the pool's int8 grid where it has one."""
     if QUANTISED:
-        x = tl.floor(x.to(tl.float32) / scale + 0.5)
+        # A plain quotient is rounded less exactly on a GPU, and would put some rows on the other side of a half.
+        x = tl.floor(tl.div_rn(x.to(tl.float32), scale) + 0.5)
         x = tl.minimum(tl.maximum(x, -127.0), 127.0)
     return x
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,15 @@ Array = NDArray[Any]
 Axes = Mapping[str, int]
 Role = Literal["float", "pool", "int32", "int64", "uint8", "bool", "float32"]
 
+# Several times the rounding of the float32 sums and exponentials that draws and filters are compared with.
+_ROUNDING = 1e-5
+_DRAWN_BY = ("uniforms", "temperature", "top_p", "min_p")
+NEUTRAL_FILTERS: dict[str, tuple[int, type]] = {
+    "top_k": (0, np.int32),
+    "top_p": (1, np.float32),
+    "min_p": (0, np.float32),
+}
+"""Sampling filters that leave every token: value and type by input name."""
 # Relative to the largest absolute value of the reference's output.
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
@@ -65,6 +75,28 @@ class KernelContract:
     attributes: Mapping[str, str] = field(default_factory=dict)
     tolerances: Mapping[str, float] = field(default_factory=lambda: dict(TOLERANCES))
     version: int = 1
+
+    def results(self, inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dict[str, Array]:
+        """The reference's outputs; sampling filters that are not given are neutral."""
+        if "temperature" in inputs:
+            n = len(inputs["temperature"])
+            inputs = {name: np.full(n, value, kind) for name, (value, kind) in NEUTRAL_FILTERS.items()} | dict(inputs)
+        return self.reference(inputs, attributes)
+
+    def is_decided(self, inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> bool:
+        """Whether no draw or filter lies so near a border that a rounding of float32 would change an integer result."""
+        drawn = [name for name in _DRAWN_BY if name in inputs]
+        wanted = self.results(inputs, attributes) if drawn else {}
+        integers = [name for name, value in wanted.items() if value.dtype.kind in "iub"]
+        for name, factor in product(drawn, (1 - _ROUNDING, 1 + _ROUNDING)):
+            given = inputs[name]
+            moved = (given * factor).astype(given.dtype)
+            if name == "top_p":
+                moved[given == 1] = 1  # it is off, not near a border
+            found = self.results({**inputs, name: moved}, attributes)
+            if any((found[output] != wanted[output]).any() for output in integers):
+                return False
+        return True
 
     def assert_agrees(self, name: str, found: Array, wanted: Array, dtype: str = "float32") -> None:
         """Compare one output with the reference's: integers exactly, floats within the tolerance of `dtype`.

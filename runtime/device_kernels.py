@@ -77,7 +77,8 @@ class DeviceKernels:
 
 
 def attention_parts(programs: int, length: int, multiprocessors: int, tile_keys: int = 128) -> int:
-    """Into how many parts to cut the KV so that the device is full: two programs each, four tiles a part.
+    """Into how many parts to cut the KV: the device holds two programs each at once and shall have no second round of
+    a few; a part has at least four tiles.
 
     Args:
         programs: programs of an uncut launch, sequences x KV heads x tiles of query rows.
@@ -85,7 +86,7 @@ def attention_parts(programs: int, length: int, multiprocessors: int, tile_keys:
         multiprocessors: of the device.
         tile_keys: keys of a tile.
     """
-    wanted = ceil(2 * multiprocessors / max(programs, 1))
+    wanted = 2 * multiprocessors // max(programs, 1)
     worthwhile = max(length // (4 * tile_keys), 1)
     return max(min(wanted, worthwhile, _MAX_PARTS["attention"]), 1)
 

@@ -8,15 +8,27 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gpu", action="store_true", help="run the tests that need a GPU; without one they fail")
+    parser.addoption("--gpu", action="store_true", help="run the tests that need a GPU; without one the run ends")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--gpu"):
+    needy = [item for item in items if item.get_closest_marker("gpu")]
+    if needy and config.getoption("--gpu"):
+        _require_gpu()
         return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
+    for item in needy:
+        item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
+
+
+def _require_gpu() -> None:
+    """End the run with one reason, rather than every test with the same."""
+    from dsc.bundle_schema.errors import HostError
+    from dsc.compiler.kernel_bench import require_gpu
+
+    try:
+        require_gpu("pytest --gpu")
+    except HostError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,13 @@ import pytest
 from contract_cases import CASES
 from implementations import SERVED, rounded, run
 
+from dsc.kernels.contract import NEUTRAL_FILTERS
 from dsc.kernels.speculative_verify import input_names
 from dsc.kernels.table import CONTRACTS, load_contract
 from dsc.kernels.verify_table import logits_read
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NEUTRAL = {"top_k": (0, np.int32), "top_p": (1, np.float32), "min_p": (0, np.float32)}
+EXACT = "float32"  # the tolerance of types that hold what is moved as it is
 RUNS = [
     pytest.param(case, kind, dtype, id=f"{kind}-{case}-{dtype}", marks=[pytest.mark.gpu] if kind == "gpu" else [])
     for case in CASES
@@ -35,14 +36,12 @@ RUNS = [
 def test_it_agrees_with_the_reference(case, kind, dtype):
     contract = load_contract(case.contract)
     inputs = rounded(contract, case.make(), dtype)
-    full = inputs
-    if "temperature" in inputs:
-        full = {n: np.full(len(inputs["temperature"]), v, t) for n, (v, t) in NEUTRAL.items()} | inputs
-    wanted = contract.reference(full, case.attributes)
+    wanted = contract.results(inputs, case.attributes)
     found = run(kind, contract, inputs, case.attributes, dtype)
     assert set(found) == set(wanted)
     for name in wanted:
-        contract.assert_agrees(name, found[name].astype(wanted[name].dtype), wanted[name], dtype)
+        tolerance = EXACT if dtype == "int8" else dtype
+        contract.assert_agrees(name, found[name].astype(wanted[name].dtype), wanted[name], tolerance)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the other process")
@@ -93,7 +92,7 @@ def loads(mode, names, axes=READS, **changes):
 @pytest.mark.skipif(not INTERPRETED, reason="this is the other process")
 @pytest.mark.parametrize(("mode", "proposal"), [("greedy", ""), ("deterministic", "point_mass"), ("block", "dense")])
 def test_logits_are_read_once_for_greedy_and_at_most_twice_for_sampling(mode, proposal):
-    names = [name for name in input_names(mode) if name not in NEUTRAL]
+    names = [name for name in input_names(mode) if name not in NEUTRAL_FILTERS]
     lengths = np.full(READS["B"], READS["K"], np.int32)  # all drafts are looked at
     whole = READS["B"] * READS["R"] * READS["V"]
     count = sum(loads(mode, names, draft_lengths=lengths, draft_ids=np.zeros((2, 3), np.int64)))
@@ -109,7 +108,7 @@ def test_logits_are_read_once_for_greedy_and_at_most_twice_for_sampling(mode, pr
 )
 def test_a_cut_is_found_in_few_reads_of_a_row(filters, most):
     axes = {"B": 4, "K": 0, "R": 1, "V": 3001, "W": 3001}
-    given = {n: np.full(4, filters.get(n, v), t) for n, (v, t) in NEUTRAL.items()}
+    given = {n: np.full(4, filters.get(n, v), t) for n, (v, t) in NEUTRAL_FILTERS.items()}
     logits = 3 * np.random.default_rng(0).standard_normal((4, 1, 3001)).astype(np.float32)
     logits[1, 0, 100:] = -1e9
     logits[2, 0, 100:] = -np.inf

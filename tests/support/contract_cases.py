@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from dsc.kernels.attention_table import HEAD_SIZES
 from dsc.kernels.speculative_verify import input_names
 from dsc.kernels.table import CONTRACTS, load_contract
 
@@ -42,12 +44,19 @@ class Case:
         roles = load_contract(self.contract).inputs
         if all(role.kind != "float" for role in roles if self.inputs is None or role.name in self.inputs):
             return DTYPES[kind][:1]
-        # Kernels of the pool move bits of 8 or 16, and an int8 pool's rows are never float32.
+        # An int8 pool's rows are never float32, and kernels of the pool move bits of 8 or 16.
         narrow = kind == "interpreted" and self.contract in ("KvCommit", "KvRollback", "VerifyAttentionInt8")
-        return ("float16",) if narrow else DTYPES[kind]
+        moved = ("int8",) if kind in DEVICE and self.contract in ("KvCommit", "KvRollback") else ()
+        return (*(("float16",) if narrow else DTYPES[kind]), *moved)
 
     def make(self) -> dict[str, Any]:
-        made = load_contract(self.contract).make_inputs(self.axes, self.seed)
+        """Inputs of the first seed whose integer results no rounding would change."""
+        contract = load_contract(self.contract)
+        made = (self._made(seed) for seed in count(self.seed))
+        return next(inputs for inputs in made if contract.is_decided(inputs, self.attributes))
+
+    def _made(self, seed: int) -> dict[str, Any]:
+        made = load_contract(self.contract).make_inputs(self.axes, seed)
         self.edit(made)
         return made if self.inputs is None else {name: made[name] for name in self.inputs if name in made}
 
@@ -71,6 +80,12 @@ def _attention(name: str) -> Iterator[Case]:
     yield case("256 wide, softcap, sinks", (2, 2, 1, 3, 256, 90), {"softcap": 2.5, "scale": 0.1}, "sinks")
     yield case("cut into parts", (1, 6, 1, 3, 64, 1700), {}, "sinks", kinds=everywhere)
     yield case("cut into parts, window, tree", (1, 3, 1, 5, 80, 1600), {"window": 900}, "tree_mask", kinds=everywhere)
+    for size in HEAD_SIZES:
+        for groups, rows in ((2, 3), (5, 8), (3, 32)):  # tiles of 16, 64 and 128 rows
+            for cap in (0.0, 2.5):
+                label = f"{size} wide, {groups * rows} packed rows, softcap {cap}"
+                shape, attributes = (2, 2 * groups, 2, rows, size, 1700), {"softcap": cap, "scale": 0.1}
+                yield case(label, shape, attributes, "sinks", kinds=("gpu",))
 
 
 def _ties(made: dict[str, Any]) -> None:
@@ -133,6 +148,9 @@ def _pools() -> Iterator[Case]:
         for entries in (1, 5) if erase else (1, 300):
             shape = {"B": 3, "Hkv": 2, "M": 37, "D": 80, "E": entries}
             yield Case(f"{entries} entries, erase {erase}", "KvRollback", shape, {"erase": erase})
+    for size in HEAD_SIZES:
+        shape = {"B": 3, "Hkv": 2, "M": 37, "D": size, "E": 5}
+        yield Case(f"{size} wide, erased", "KvRollback", shape, {"erase": 1}, kinds=("gpu",))
     lengths = ("lengths", "journal")
     yield Case("lengths only", "KvRollback", {"B": 4, "Hkv": 1, "M": 9, "D": 64, "E": 7}, {}, lengths)
 
