@@ -12,13 +12,11 @@ another beginning.
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 from dsc.bundle_schema.dflash_config import ContinuationCache as CacheConfig
 from dsc.bundle_schema.dflash_config import ProposerKind
 from dsc.bundle_schema.errors import HostError, RequestError
+from dsc.bundle_schema.whole_file import whole_file
 from dsc.runtime.proposers import Lookup
 
 SEGMENT = 64  # tokens between keys; a continuation is twice as long, so that windows are not cut at the next key
@@ -192,9 +191,8 @@ class ContinuationCache:
             "seen": np.array([entry.seen for entry in entries], np.int64),
         }
         try:
-            with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            with whole_file(path) as file:
                 np.savez(file, allow_pickle=False, **arrays)
-            os.replace(file.name, path)
         except OSError as error:
             raise HostError(str(path), f"continuations cannot be written: {error.strerror}") from error
 
@@ -223,7 +221,7 @@ def _read(path: Path) -> dict[str, NDArray[np.int64]]:
             return {name: archive[name] for name in ("identity", "tokens", *_COLUMNS)}
     except FileNotFoundError:
         raise RequestError(str(path), "a file of continuations is required, got none") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise RequestError(str(path), f"the continuations cannot be read: {error}", "delete the file") from error
 
 

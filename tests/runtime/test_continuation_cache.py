@@ -176,6 +176,20 @@ def test_a_damaged_or_foreign_file_adds_nothing(tmp_path, damage, message):
     assert len(cache) == 0
 
 
+def test_a_full_disk_leaves_the_older_file_and_nothing_else(tmp_path, monkeypatch):
+    def full(file, **arrays):
+        file.write(b"some")
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "continuations"
+    path.write_bytes(b"an older file")
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(HostError, match="cannot be written: No space left"):
+        ContinuationCache(CacheConfig()).save(path, "model")
+    assert path.read_bytes() == b"an older file"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(HostError, match="nowhere"):
         ContinuationCache(CacheConfig()).save(tmp_path / "nowhere" / "known.npz", "model")

@@ -1,5 +1,6 @@
 """What a bundle needs is checked before anything runs, and what was asked for is what happens."""
 
+import json
 import os
 import re
 import shutil
@@ -8,13 +9,14 @@ import sys
 from contextlib import suppress
 
 import numpy as np
+import onnx
 import pytest
 from scripted_lm import greedy_reference, scripted_lm
 from toy_bundle import toy_bundle, toy_info, write_bundle
 
-from dsc.bundle_schema.bundle_errors import ChecksumMismatch
+from dsc.bundle_schema.bundle_errors import ChecksumMismatch, ForeignLocation, UnsupportedSchema
 from dsc.bundle_schema.certificate import Certificate
-from dsc.bundle_schema.container import open_bundle
+from dsc.bundle_schema.container import open_bundle, rewrite_members
 from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
 from dsc.bundle_schema.errors import CheckFailed, DscError, HostError, RequestError
 from dsc.runtime import load
@@ -46,11 +48,50 @@ def flip_a_byte(path, member):
     return status
 
 
-def test_a_bundle_that_needs_a_newer_onnxruntime_is_refused_in_one_line(tmp_path):
+def test_a_bundle_that_needs_a_newer_onnxruntime_is_refused_in_one_line(tmp_path, monkeypatch):
     path = toy_bundle(tmp_path / "toy.dsmodel", TABLE, min_onnxruntime="99.0")
+    monkeypatch.setattr("dsc.runtime.placer.create_session", lambda *_: pytest.fail("a session was made before"))
     with pytest.raises(HostError, match=r"onnxruntime 99\.0 or newer is required, got 1\.") as error:
         load(path)
     assert "\n" not in str(error.value)
+
+
+JSON_MEMBERS = ["certificate.json", "dflash_config.json", "kv_plan.json"]
+
+
+def with_schema(path, member, version, **more):
+    with open_bundle(path) as bundle:
+        content = json.loads(bundle.read(member)) | {"schema_version": version} | more
+    rewrite_members(path, {member: json.dumps(content).encode()})
+
+
+@pytest.mark.parametrize("member", JSON_MEMBERS)
+@pytest.mark.parametrize(("version", "hint"), [("2.0", "upgrade dsc"), ("0.9", "compile the model again")])
+def test_a_member_of_another_major_says_what_to_do(path, member, version, hint):
+    with_schema(path, member, version, created_by={"dsc": "7.5.3"}, future=[1])
+    with pytest.raises(UnsupportedSchema) as refusal:
+        load(path)
+    wanted = f"{member}: written by dsc 7.5.3 with schema {version}, this dsc reads schema 1.x ({hint}"
+    assert wanted in str(refusal.value)
+
+
+@pytest.mark.parametrize("member", JSON_MEMBERS)
+def test_a_member_of_a_newer_minor_is_read_as_far_as_it_is_known(path, member):
+    with_schema(path, member, "1.99", addition={"deep": [1, 2]})
+    assert list(load(path).generate([1], 10).ids) == EXPECTED
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../secret.bin", "secret.bin"])
+def test_weights_outside_the_bundle_are_refused_with_the_tensor_s_name(path, location):
+    secret = path.parent / "secret.bin"
+    secret.write_bytes(bytes(1 << 16))
+    with open_bundle(path) as bundle:
+        model = onnx.load_model_from_string(bundle.read("target/graph.onnx"))
+    table = next(tensor for tensor in model.graph.initializer if tensor.name == "table")
+    next(entry for entry in table.external_data if entry.key == "location").value = location
+    rewrite_members(path, {"target/graph.onnx": model.SerializeToString()})
+    with pytest.raises(ForeignLocation, match=r"target/graph\.onnx: tensor 'table'"):
+        load(path)
 
 
 def test_weights_are_found_under_any_name_folder_and_link(path, tmp_path):
@@ -117,6 +158,9 @@ def test_an_unknown_or_absent_provider_is_refused(path):
         ({"provider": ["cpu"]}, r"provider: one of cpu, cuda is required, got \['cpu'\]"),
         ({"kernels": "fast"}, "kernels: 'auto', 'native' or 'ort' is required, got 'fast'"),
         ({"verify": True}, "verify: 'always', 'once' or 'never' is required, got True"),
+        ({"strict": "no"}, "strict: True or False is required, got 'no'"),
+        ({"certified": 1}, "certified: True or False is required, got 1"),
+        ({"override": 5}, "override: a path is required, got 5"),
     ],
 )
 def test_a_wrong_argument_is_named(path, options, message):
