@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 from importlib import metadata
 from typing import Any
 
@@ -31,12 +32,19 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def onnxruntime_wheels() -> dict[str, str]:
+    """Installed distributions that bring the package `onnxruntime`, with their versions: known ones, and any other."""
+    brought = metadata.packages_distributions().get("onnxruntime", [])
+    names = dict.fromkeys([*ORT_WHEELS, *(re.sub(r"[-_.]+", "-", name).lower() for name in brought)])
+    return {name: version for name in names if (version := installed_version(name))}
+
+
 def onnxruntime_problem() -> str | None:
     """Why onnxruntime cannot be relied on here, or None.
 
     All of its wheels install into one folder and overwrite each other's files.
     """
-    found = [name for name in ORT_WHEELS if installed_version(name)]
+    found = onnxruntime_wheels()
     if len(found) > 1:
         return (
             f"{' and '.join(found)} are installed together and overwrite each other: "
@@ -78,7 +86,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
         "allowed processors": len(os.sched_getaffinity(0)),
-        **{name: version for name in ORT_WHEELS if (version := installed_version(name))},
+        **onnxruntime_wheels(),
         "native CPU kernels": native_library(),
         "CUDA driver": cuda_driver(),
         "can run bundles": not problems,

@@ -19,8 +19,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,22 +102,43 @@ def compile_kernel(variant: KernelVariant, arch: Architecture) -> CompiledKernel
         HostError: Triton is missing, has another version or is in interpreter mode.
     """
     version = compiler_version()
-    built = _build(variant, arch)
+    with _plain_environment():
+        built = _build(variant, arch)
     code = built.asm[arch.image]
     data = code.encode() if isinstance(code, str) else bytes(code)
     return CompiledKernel(record=_record(variant, arch, built, data, version), code=data)
 
 
+@contextmanager
+def _plain_environment() -> Iterator[None]:
+    """Without the variables by which Triton, LLVM and the assembler make other code.
+
+    Raises:
+        HostError: Triton is in interpreter mode.
+    """
+    from triton import knobs
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    if knobs.runtime.interpret:
+        raise HostError("TRITON_INTERPRET", "is set: kernels cannot be compiled in interpreter mode", "unset it")
+    groups = (knobs.compilation, knobs.language, knobs.runtime, knobs.nvidia, knobs.amd)
+    names = {knob.key for group in groups for knob in group.knob_descriptors.values()}
+    names |= get_cache_invalidating_env_vars().keys()
+    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
 def _build(variant: KernelVariant, arch: Architecture) -> TritonKernel:
-    """Run Triton with everything that could leak the environment switched off."""
+    """Run Triton with everything switched off that could leak where and when it runs."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.errors import TritonError
 
-    if knobs.runtime.interpret:
-        raise HostError("TRITON_INTERPRET", "is set: kernels cannot be compiled in interpreter mode", "unset it")
     kernel = getattr(importlib.import_module(f"dsc.kernels.{variant.module}"), variant.function)
     names = kernel.arg_names
     types = dict(variant.signature)
@@ -130,6 +152,8 @@ def _build(variant: KernelVariant, arch: Architecture) -> TritonKernel:
     options["enable_fp_fusion"] = True
     if variant.max_registers is not None and arch.backend == "cuda":
         options["maxnreg"] = variant.max_registers
+    if arch.backend == "cuda":
+        options["ptx_options"] = ""  # its default is what the environment said when Triton was imported
     if arch.image == "ptx":
         options["ptx_version"] = _FALLBACK_PTX
     target = GPUTarget(arch.backend, arch.triton_arch, arch.warp_size)

@@ -348,7 +348,9 @@ EXPORT int dspark_cpu_revision(void) { return 4; }
 EXPORT int dspark_cpu_supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
-  const OrtApi *api = base->get_api(ORT_VERSION);
+  OrtStatus *error;
+  const OrtApi *api = ort_table(base, &error);
+  if (!api) return error;
   OrtOpDomain *domain = NULL;
   REQUIRE(api, dspark_cpu_supported(), "ai.dspark: this processor lacks AVX2 or FMA");
   TRY(ort_create_domain(api)("ai.dspark", &domain)); /* never released: sessions refer to it */

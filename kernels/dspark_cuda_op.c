@@ -209,7 +209,9 @@ static int zero_for(const OrtCustomOp *op, size_t i) { (void)op, (void)i; return
 static int one(const OrtCustomOp *op) { (void)op; return 1; }
 
 EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
-  const OrtApi *api = base->get_api(ORT_VERSION);
+  OrtStatus *error;
+  const OrtApi *api = ort_table(base, &error);
+  if (!api) return error;
   Op *made = calloc(1, sizeof *made); /* for as long as there may be sessions */
   OrtOpDomain *domain = NULL;
   REQUIRE(api, made && stated, "no table of kernels was stated");

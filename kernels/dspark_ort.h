@@ -81,6 +81,13 @@ struct OrtCustomOp {
 #define ort_parallel_for(api) \
   ORT_CALL(api, 274, OrtStatus *, const OrtKernelContext *, void (*)(void *, size_t), size_t, size_t, void *)
 
+/* The table of functions; NULL, and the error to return, where ONNX Runtime is older than what is read of it. */
+static inline const OrtApi *ort_table(const OrtApiBase *base, OrtStatus **error) {
+  const OrtApi *api = base->get_api(ORT_VERSION);
+  *error = api ? NULL : ort_create_status(base->get_api(1))(ORT_FAIL, "ai.dspark: onnxruntime 1.18 or newer is required");
+  return api;
+}
+
 #define EXPORT __attribute__((visibility("default")))
 #define TRY(call)                        \
   do {                                   \

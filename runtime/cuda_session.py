@@ -16,7 +16,7 @@ from dsc.runtime.cuda_stream import CudaStream
 from dsc.runtime.device_arena import DevicePool
 from dsc.runtime.device_attention import ONNX_TYPES, DeviceAttention
 from dsc.runtime.host import ORT_ERRORS
-from dsc.runtime.session import check_inputs, check_rows
+from dsc.runtime.session import check_ports, check_rows
 
 _WORD = 8
 _ALIGN = 32  # words: what the device's allocator itself promises
@@ -99,7 +99,7 @@ class CudaForward:
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._declared = [value.name for value in session.get_inputs()]
         self._outputs = [value.name for value in session.get_outputs()]
-        check_inputs(where, self._declared, (*_InputBlock.NAMES, "total_length", *pools))
+        check_ports(where, self._declared, self._outputs, (*_InputBlock.NAMES, "total_length"), pools)
         self._bindings: dict[tuple[int, int, int], ort.IOBinding] = {}
 
     def forward(self, tokens: Sequence[int], past: int, n_logits: int) -> DeviceLogits:

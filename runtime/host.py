@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -15,6 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from dsc.bundle_schema.errors import HostError, RequestError
 from dsc.kernels.native import NativeLibrary
 from dsc.runtime.arguments import whole_number
+from dsc.runtime.host_cpus import allowed_cpus
 
 MAX_THREADS = 1024
 
@@ -67,19 +67,13 @@ class SessionSettings:
         return "ort" if self.native.path is None else "native"
 
 
-def allowed_threads() -> int:
-    """How many CPUs this process may run on, which in a container is fewer than the machine has."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else (os.cpu_count() or 1)
-
-
 def choose_threads(requested: int | None) -> int:
-    """`requested`, or one thread for each allowed CPU.
+    """`requested`, or one thread for each CPU that this process may use.
 
     Raises:
         RequestError: fewer than one, or more than any machine has use for.
     """
-    return allowed_threads() if requested is None else whole_number(requested, "threads", 1, MAX_THREADS)
+    return allowed_cpus() if requested is None else whole_number(requested, "threads", 1, MAX_THREADS)
 
 
 def require_onnxruntime(minimum: str, where: str) -> None:

@@ -49,7 +49,8 @@ def load(
             it if there.
         strict: a draft that cannot be loaded is an error; otherwise the model decodes plainly and its statistics say
             why.
-        certified: refuse a bundle whose certificate's verdict is not ``pass``.
+        certified: refuse a bundle whose certificate's verdict is not ``pass``, or was measured with other kernels than
+            run here.
         override: JSON file of changes to the schedule (dotted path -> value), read again between rounds when it
             changes; a bad one is reported in the statistics and not taken.
 
@@ -64,12 +65,14 @@ def load(
     manifest = bundle.manifest
     require_onnxruntime(manifest.requires.min_onnxruntime, str(path))
     verify_bundle(bundle, verify)
-    certificate = _certificate(bundle, certified)
+    certificate = parse_certificate(bundle.read(CERTIFICATE_NAME))
     config = parse_config(bundle.read(DFLASH_CONFIG_NAME))
     settings = _settings(bundle, provider, threads, kernels)
     forward_graph(bundle, provider, "target", manifest.target, "forward")
     plan = _plan(bundle, "cuda" if provider == "cuda" else "cpu")
     limit = _limit(plan, max_length)
+    if certified:
+        _require_pass(certificate, settings, str(path))
     if provider == "cuda":
         placer: Placer = CudaPlacer(bundle, settings, plan, config.secure_rollback, limit, kernels == "native")
     else:
@@ -101,15 +104,15 @@ def load(
     )
 
 
-def _certificate(bundle: OpenBundle, certified: bool) -> Certificate:
-    certificate = parse_certificate(bundle.read(CERTIFICATE_NAME))
-    if certified and certificate.verdict != "pass":
-        raise CheckFailed(
-            str(bundle.path),
-            f"a certificate that says 'pass' is required, got {certificate.verdict!r}",
-            "; ".join(certificate.reasons),
-        )
-    return certificate
+def _require_pass(certificate: Certificate, settings: SessionSettings, where: str) -> None:
+    """Raise CheckFailed unless the certificate says ``pass`` of what runs here; all are measured on the CPU."""
+    if certificate.verdict != "pass":
+        what = f"a certificate that says 'pass' is required, got {certificate.verdict!r}"
+        raise CheckFailed(where, what, "; ".join(certificate.reasons))
+    if (certificate.kernels, "cpu") != (settings.kernels, settings.provider):
+        wanted, found = f"{settings.kernels} kernels on {settings.provider}", f"{certificate.kernels} kernels on cpu"
+        hint = settings.native.reason or "compile it here, or load with other kernels"
+        raise CheckFailed(where, f"a certificate of {wanted} is required, got one of {found}", hint)
 
 
 def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: KernelChoice) -> SessionSettings:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dsc.bundle_schema.dflash_config import DflashConfig, ResourceProfile
 from dsc.runtime.costs import cpu_name
-from dsc.runtime.host import SessionSettings, allowed_threads
+from dsc.runtime.host import SessionSettings
+from dsc.runtime.host_cpus import allowed_cpus
 from dsc.runtime.host_memory import memory_limit
 
 _GIB = 2**30
@@ -34,8 +35,8 @@ class DeviceFacts:
 def device_facts(settings: SessionSettings) -> DeviceFacts:
     """Of the device that these settings run on."""
     if settings.provider == "cpu":
-        return DeviceFacts("cpu", cpu_name(), memory_limit(), allowed_threads())
-    return DeviceFacts(settings.provider, settings.device, settings.device_memory, allowed_threads())
+        return DeviceFacts("cpu", cpu_name(), memory_limit(), allowed_cpus())
+    return DeviceFacts(settings.provider, settings.device, settings.device_memory, allowed_cpus())
 
 
 def choose_profile(config: DflashConfig, facts: DeviceFacts) -> ResourceProfile | None:

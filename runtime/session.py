@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from dsc.bundle_schema.errors import BundleError, GenerationError
 from dsc.runtime.host import ORT_ERRORS
 
+MOST_BINDINGS = 128
+"""Shapes of calls whose bindings are kept; more than one decoding repeats, fewer than an engine may come across."""
+
 _POOLS = ("k_pool.", "v_pool.")
 
 
@@ -41,11 +44,19 @@ class KvPools(Protocol):
         """One entry a pool."""
 
 
-def check_inputs(where: str, declared: Sequence[str], known: Collection[str]) -> None:
-    """Raise BundleError for an input that nobody would feed."""
-    for name in declared:
-        if name not in known:
+def check_ports(
+    where: str, inputs: Sequence[str], outputs: Collection[str], known: Collection[str], pools: Collection[str]
+) -> None:
+    """Raise BundleError for an input that nobody would feed, and for a pool or logits that the graph lacks."""
+    for name in inputs:
+        if name not in known and name not in pools:
             raise BundleError(where, f"graph input {name!r} is neither a known input nor a planned pool")
+    for name in pools:
+        if name not in inputs:
+            raise BundleError(where, f"the graph input {name!r} is required, the plan has a pool for it")
+    for name in ("logits", *(pool.replace("_pool.", "_pool_out.") for pool in pools)):
+        if name not in outputs:
+            raise BundleError(where, f"the graph output {name!r} is required, it has {', '.join(outputs)}")
 
 
 def check_rows(where: str, n_rows: int, n_logits: int, chunk: int, max_rows: int) -> None:
@@ -94,7 +105,7 @@ class ForwardSession:
         self._logits = np.zeros((max_rows, vocab_size), np.float32)
         self._declared = [value.name for value in session.get_inputs()]
         self._outputs = [value.name for value in session.get_outputs()]
-        check_inputs(self.where, self._declared, (*self._inputs, *self._pools))
+        check_ports(self.where, self._declared, self._outputs, self._inputs, self._pools)
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
 
     @property
@@ -177,7 +188,9 @@ class ForwardSession:
         binding = self._bindings.get((n, n_logits))
         if binding is None:
             binding = self._bind(n, n_logits)
-            if n <= self._max_rows:  # prompts come in any length: keeping their bindings would grow without bound
+            if n <= self._max_rows:  # prompts come in any length
+                if len(self._bindings) == MOST_BINDINGS:
+                    del self._bindings[next(iter(self._bindings))]  # the oldest
                 self._bindings[n, n_logits] = binding
         return binding
 

@@ -71,3 +71,19 @@ def test_the_command_line_reference_is_up_to_date():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     written = (REPOSITORY / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert written.strip() == done.stdout.strip(), "run `make cli-docs`"
+
+
+def test_no_wheel_of_onnxruntime_is_forced_and_none_comes_twice():
+    """All of them install into one folder: which one is the user's choice, by an extra."""
+    project = PYPROJECT["project"]
+
+    def wheels(requirements):
+        names = [re.split(r"[\s\[<>=~!;]", line)[0] for line in requirements]
+        return [name for name in names if name.startswith(("onnxruntime", "ort-"))]
+
+    assert wheels(project["dependencies"]) == []
+    found = {extra: wheels(lines) for extra, lines in project["optional-dependencies"].items()}
+    assert {extra: names for extra, names in found.items() if names} == {
+        "cpu": ["onnxruntime"],
+        "cuda": ["onnxruntime-gpu"],
+    }

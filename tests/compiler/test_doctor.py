@@ -51,3 +51,15 @@ def test_this_installation_is_sound():
     report = doctor.examine()
     assert report["problems"] == []
     assert report["fields"]["can run bundles"] is True
+
+
+def test_a_wheel_that_is_not_listed_is_known_by_the_package_that_it_brings(folder):
+    install(folder, "onnxruntime-next", "9.9")
+    (folder / "onnxruntime_next-9.9.dist-info" / "top_level.txt").write_text("onnxruntime\n")
+    install(folder, "onnxruntime-extensions", "0.14")
+    (folder / "onnxruntime_extensions-0.14.dist-info" / "top_level.txt").write_text("onnxruntime_extensions\n")
+    report = doctor.examine()
+    (problem,) = report["problems"]
+    assert "onnxruntime and onnxruntime-next are installed together" in problem
+    assert report["fields"]["onnxruntime-next"] == "9.9"
+    assert "onnxruntime-extensions" not in report["fields"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from onnx_exports import buffer_decoder, concat_decoder, save_export
 from tiny_models import TINY_VOCAB, random_model, save_dir, tiny_config, write_tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from dsc.bundle_schema.errors import PairError
 from dsc.compiler import compile as compiler
@@ -35,11 +37,11 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture
-def compile_pair(exported, tmp_path, monkeypatch):
-    """Compile models that were exported once: target and draft by their widths."""
+def compile_pair(tmp_path, monkeypatch):
+    """Compile models that were exported once."""
 
-    def compile_widths(target, draft):
-        sources = GraphSource(exported[target]), GraphSource(exported[draft])
+    def compile_exported(target, draft):
+        sources = GraphSource(target), GraphSource(draft)
         monkeypatch.setattr(compiler, "load_sources", lambda request: sources)
         output = tmp_path / "pair.dsmodel"
         draft_options = {"kind": "model", "source": tmp_path}
@@ -47,12 +49,12 @@ def compile_pair(exported, tmp_path, monkeypatch):
         assert compiler.compile_bundle(build_request(request)).certificate.verdict == "pass"
         return load(output)
 
-    return compile_widths
+    return compile_exported
 
 
 @pytest.mark.parametrize(("target", "draft"), [(TINY_VOCAB, WIDE), (WIDE, TINY_VOCAB)])
-def test_a_draft_of_another_width_drafts_and_the_output_is_the_target_s(compile_pair, target, draft):
-    model = compile_pair(target, draft)
+def test_a_draft_of_another_width_drafts_and_the_output_is_the_target_s(exported, compile_pair, target, draft):
+    model = compile_pair(exported[target], exported[draft])
     manifest = model.bundle.manifest
     assert manifest.draft.n_shared == TINY_VOCAB
     assert manifest.tokenizer.verdict == "padded"
@@ -68,13 +70,45 @@ def test_a_draft_of_another_width_drafts_and_the_output_is_the_target_s(compile_
     assert (pauses > 0) == (target > draft)
 
 
-def test_drafting_stops_at_the_end_of_the_draft_s_shorter_context(compile_pair):
-    model = compile_pair(TINY_VOCAB, WIDE)
+def test_drafting_stops_at_the_end_of_the_draft_s_shorter_context(exported, compile_pair):
+    model = compile_pair(exported[TINY_VOCAB], exported[WIDE])
     plain = model.generate("the cat", 100, ignore_eos=True, speculation="off")
     drafted = model.generate("the cat", 100, ignore_eos=True, speculation=EVERY_ROUND)
     assert drafted.ids == plain.ids
     assert drafted.stats.accepted > 10
     assert drafted.stats.fallbacks["draft context full"] > 30
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+def test_an_added_token_that_one_side_lacks_pairs_and_is_stated_and_never_drafted(exported, compile_pair, side):
+    """A chat template's token in a row of the padding: the rest of the two vocabularies is one."""
+    plain = exported[WIDE]
+    tokenizer = Tokenizer.from_buffer(plain.tokenizer["tokenizer.json"])
+    tokenizer.add_special_tokens([AddedToken("<|tool|>", special=True)])
+    added = tokenizer.token_to_id("<|tool|>")
+    assert added == TINY_VOCAB
+    files = plain.tokenizer | {"tokenizer.json": tokenizer.to_str().encode()}
+    models = {"target": plain, "draft": plain, side: replace(plain, tokenizer=files)}
+    model = compile_pair(models["target"], models["draft"])
+    manifest = model.bundle.manifest
+    assert (manifest.tokenizer.verdict, manifest.draft.n_shared) == ("mapped", TINY_VOCAB)
+    assert "<|tool|>" in manifest.tokenizer.summary
+
+    def say_it(logits, history, drafts):
+        """The fifth token is the added one."""
+        assert max(drafts, default=0) < added
+        for row in range(len(logits)):
+            if len(history) + row == n_prompt + 4:
+                logits[row, added] = 1e4
+
+    for prompt in ("the cat", "the <|tool|> cat", "with his that"):
+        n_prompt = len(model.encode(prompt))
+        options = {"max_new_tokens": 30, "ignore_eos": True, "processors": [say_it]}
+        wanted = model.generate(prompt, speculation="off", **options)
+        drafted = model.generate(prompt, speculation=EVERY_ROUND, **options)
+        assert wanted.ids[4] == added
+        assert drafted.ids == wanted.ids
+        assert drafted.stats.accepted > 10
 
 
 def onnx_pair(folder):
