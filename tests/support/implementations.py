@@ -67,7 +67,17 @@ def _gpu(contract, inputs, attributes, dtype):
 
 
 def _on(kernels, device, contract, inputs, attributes, dtype):
-    """Run the GPU kernels on a device's tensors; the roles of kind ``float`` take the type under test."""
+    """Run the GPU kernels on a device's tensors."""
+    import torch
+
+    found = bound(kernels, device, contract, inputs, attributes, dtype).run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return {name: (t.float() if t.is_floating_point() else t).cpu().numpy() for name, t in found.items()}
+
+
+def bound(kernels, device, contract, inputs, attributes, dtype):
+    """An operator bound to a device's tensors; the roles of kind ``float`` take the type under test."""
     import torch
 
     from dsc.compiler.gpu_operators import bind_operator
@@ -78,10 +88,7 @@ def _on(kernels, device, contract, inputs, attributes, dtype):
         tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
         # Sinks are float32 in every kernel, whatever the rows are.
         tensors[name] = tensor.to(getattr(torch, dtype)) if name in floats - {"sinks"} else tensor
-    found = bind_operator(kernels, contract, tensors, attributes).run()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return {name: (t.float() if t.is_floating_point() else t).cpu().numpy() for name, t in found.items()}
+    return bind_operator(kernels, contract, tensors, attributes)
 
 
 def rounded(contract: KernelContract, inputs: dict[str, Any], dtype: str) -> dict[str, Any]:
