@@ -63,6 +63,15 @@ class AcceptanceModel:
         self._first.fade(self._keep)
         self._later.fade(self._keep)
 
+    def survivals(self, limit: int) -> list[float]:
+        """Probability that all drafts up to position 1, 2, .. `limit` are accepted."""
+        survival, later = self._first.mean, self._later.mean
+        chain = []
+        for _ in range(limit):
+            chain.append(survival)
+            survival *= later
+        return chain
+
     def expected(self, limit: int) -> Iterator[float]:
         """Expected tokens committed by a round with 1, 2, .. `limit` drafts, the correction or bonus token included."""
         total, survival, later = 1.0, self._first.mean, self._later.mean
@@ -91,6 +100,13 @@ class RoundCosts:
     def round(self, window: int) -> float:
         """Cost of a round with `window` drafts."""
         return _extend(self.verify, window + 1) + self.drafting(window)
+
+    def rounds(self, fewest: int, most: int) -> list[float]:
+        """Costs of rounds with `fewest` to `most` drafts."""
+        costs = _entries(self.verify, fewest + 1, most + 1)
+        if not self.draft:
+            return costs
+        return [cost + self.drafting(window) for window, cost in enumerate(costs, fewest)]
 
     def catch_up(self, rows: int) -> float:
         """Cost of the draft reading `rows` tokens beside the first: as measured on a long text where there are many;
@@ -138,7 +154,15 @@ def _rising(costs: Sequence[float]) -> tuple[float, ...]:
 
 def _extend(costs: tuple[float, ...], count: int) -> float:
     """Entry `count`, counted from 1; past the end the last slope goes on."""
-    if count <= len(costs):
-        return costs[count - 1]
-    slope = costs[-1] - costs[-2] if len(costs) > 1 else costs[-1]
-    return costs[-1] + (count - len(costs)) * slope
+    return costs[count - 1] if count <= len(costs) else _entries(costs, count, count)[0]
+
+
+def _entries(costs: tuple[float, ...], first: int, last: int) -> list[float]:
+    """Entries `first` to `last`, counted from 1; past the end the last slope goes on."""
+    known = len(costs)
+    entries = list(costs[first - 1 : last])
+    if last > known:
+        end = costs[-1]
+        slope = end - costs[-2] if known > 1 else end
+        entries += [end + beyond * slope for beyond in range(max(first - known, 1), last - known + 1)]
+    return entries

@@ -9,6 +9,7 @@ is verified.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
 
 
 def admitted_prefix(
@@ -23,17 +24,26 @@ def admitted_prefix(
         certain: positions of each sequence that are verified in any case; 0 when empty.
     """
     admitted = list(certain) or [0] * len(survivals)
-    chains = list(enumerate(survivals))
-    order = sorted((-share, place, row) for row, chain in chains for place, share in enumerate(chain, 1))
-    tokens = len(survivals) + sum(sum(chain[: admitted[row]]) for row, chain in chains)
+    chains = list(zip(survivals, admitted, strict=True))
+    # The next position of each sequence, the likeliest first: chains never rise, so none is behind a likelier one.
+    heap = [(-chain[n], n + 1, row) for row, (chain, n) in enumerate(chains) if n < len(chain)]
+    heapify(heap)
+    tokens = len(survivals) + sum(sum(chain[:n]) for chain, n in chains)
     first = sum(admitted)
-    order = [entry for entry in order if entry[1] > admitted[entry[2]]][: max(len(costs) - 1 - first, 0)]
     best = tokens / costs[min(first, len(costs) - 1)]
-    for count, (negative, place, row) in enumerate(order, first + 1):
+    for cost in costs[first + 1 :]:
+        if not heap:
+            break
+        negative, place, row = heap[0]
         tokens -= negative
-        rate = tokens / costs[count]
+        rate = tokens / cost
         if rate <= best:
             break
         best = rate
         admitted[row] = place
+        chain = survivals[row]
+        if place < len(chain):
+            heapreplace(heap, (-chain[place], place + 1, row))
+        else:
+            heappop(heap)
     return admitted

@@ -88,4 +88,4 @@ class LiveCosts:
 
 def round_table(costs: RoundCosts) -> list[float]:
     """Costs of rounds with 0, 1, .. 16 drafts."""
-    return [costs.round(window) for window in range(MAX_WINDOW + 1)]
+    return costs.rounds(0, MAX_WINDOW)

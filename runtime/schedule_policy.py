@@ -6,14 +6,12 @@ was known before the round, which keeps sampling lossless whatever is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 from dsc.bundle_schema.dflash_config import DflashConfig
 from dsc.runtime.acceptance import AcceptanceModel
-from dsc.runtime.schedule_admission import admitted_prefix
 from dsc.runtime.schedule_rules import History, choose_path, rules_window
 from dsc.runtime.signals import Signals
 
@@ -65,6 +63,30 @@ def best_window(offer: Offer) -> tuple[int, float]:
     return window, best
 
 
+def admitted_window(offer: Offer) -> tuple[int, float]:
+    """The window up to which each draft raises the expected tokens per plain step, and how many they are: what
+    `dsc.runtime.schedule_admission` admits of one sequence, so nothing past the first fall is looked at.
+    """
+    window, best = 0, 1.0
+    costs = offer.costs
+    for drafts, tokens in enumerate(offer.acceptance.expected(offer.limit), 1):
+        rate = tokens / costs[drafts]
+        if rate <= best:
+            break
+        window, best = drafts, rate
+    return window, best
+
+
+def _highest_rate(offers: Sequence[Offer], size: Callable[[Offer], tuple[int, float]], least: float) -> Choice:
+    """The offer with most tokens per plain step in the window that `size` finds for it, if those are over `least`."""
+    best, window, rate = offers[0], 0, least
+    for offer in offers:
+        found, gain = size(offer)
+        if found and gain > rate:
+            best, window, rate = offer, found, gain
+    return Choice(best, window, "" if window else "does not pay")
+
+
 @dataclass(frozen=True)
 class CalibratedPolicy:
     """Most expected committed tokens a second, over proposers and windows."""
@@ -73,12 +95,7 @@ class CalibratedPolicy:
 
     def choose(self, offers: Sequence[Offer], signals: Signals, history: History) -> Choice:
         """The offer and window with the highest rate, if it is worth leaving plain decoding for."""
-        best, window, rate = offers[0], 0, 1.0 + self.min_gain
-        for offer in offers:
-            found, gain = best_window(offer)
-            if found and gain > rate:
-                best, window, rate = offer, found, gain
-        return Choice(best, window, "" if window else "does not pay")
+        return _highest_rate(offers, best_window, 1.0 + self.min_gain)
 
 
 @dataclass(frozen=True)
@@ -121,15 +138,7 @@ class BatchedPolicy:
 
     def choose(self, offers: Sequence[Offer], signals: Signals, history: History) -> Choice:
         """The offer whose admitted prefix is worth most."""
-        best, window, rate = offers[0], 0, 1.0
-        for offer in offers:
-            tokens = [1.0, *offer.acceptance.expected(offer.limit)]
-            survival = [after - before for before, after in pairwise(tokens)]
-            (admitted,) = admitted_prefix([survival], offer.costs)
-            gain = tokens[admitted] / offer.costs[admitted]
-            if gain > rate:
-                best, window, rate = offer, admitted, gain
-        return Choice(best, window, "" if window else "does not pay")
+        return _highest_rate(offers, admitted_window, 1.0)
 
 
 def make_policy(config: DflashConfig, window: int | None = None) -> Policy:

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsc.bundle_schema.dflash_config import BatchedPolicy
+from dsc.bundle_schema.dflash_config import MAX_WINDOW, BatchedPolicy
 from dsc.runtime.acceptance import RoundCosts
 from dsc.runtime.schedule_admission import admitted_prefix
 from dsc.runtime.speculator import Intent
 
 LEAST_PROMPT_ROWS = 2
 """Rows of prompts that a round always has time for: who waits with a prompt must get on."""
+MOST_STEADY = 2
+"""Positions of a sequence besides its first that a round may admit where there are lanes."""
 
 
 def prompt_rows(costs: RoundCosts, prompts: RoundCosts, decoding: int, stretch: float, most: int) -> int:
@@ -68,31 +70,53 @@ def admitted_windows(
         rows: of the round besides the drafts.
         policy: of the lanes; None has no lanes.
     """
-    chains = [intent.survivals if intent.joint else [] for intent in intents]
-    fixed = sum(intent.window for intent in intents if not intent.joint)  # not asked about
+    chains, not_asked, step = _chains(intents, costs, MAX_WINDOW if policy is None else 1 + MOST_STEADY)
+    rows += not_asked
     room = sum(map(len, chains))
     certain: list[int] = []
     if policy is not None:
-        room = min(room, max(policy.max_rows - rows - fixed, 0))
-        certain = _fast_lane(chains, costs, rows + fixed, min(room, len(chains)), policy)
-        steady = _steady_positions((rows + fixed + sum(certain)) / policy.max_rows, policy)
+        room = min(room, max(policy.max_rows - rows, 0))
+    table = costs.rounds(rows - 1, rows - 1 + room)
+    if policy is not None:
+        certain = _fast_lane(chains, table, policy.fast_lane_ms / costs.step_ms)
+        steady = _steady_positions((rows + sum(certain)) / policy.max_rows, policy)
         chains = [chain[: lane + steady] for chain, lane in zip(chains, certain, strict=True)]
-    step = max((_draft_step(intent, costs) for intent in intents if intent.joint), default=0.0)
-    table = [costs.round(rows + fixed + count - 1) + count * step for count in range(room + 1)]
+    if step:
+        table = [cost + count * step for count, cost in enumerate(table)]
     admitted = admitted_prefix(chains, table, certain)
     pairs = zip(intents, admitted, strict=True)
     return [window if intent.joint else intent.window for intent, window in pairs]
 
 
-def _fast_lane(
-    chains: Sequence[Sequence[float]], costs: RoundCosts, rows: int, room: int, policy: BatchedPolicy
-) -> list[int]:
-    """1 for each sequence whose first position is verified in any case; the likeliest come first."""
+def _chains(intents: Sequence[Intent], costs: RoundCosts, most: int) -> tuple[list[Sequence[float]], int, float]:
+    """Each sequence's survivals at its first `most` positions, empty where nothing is weighed; the drafts of the
+    others; and what a draft of the dearest intent costs besides its row in the verification, in plain steps.
+    """
+    alone = costs.rounds(0, MAX_WINDOW)
+    chains: list[Sequence[float]] = []
+    not_asked, step = 0, 0.0
+    for intent in intents:
+        offer, window = intent.offer, intent.window
+        if offer is None or not window or not intent.joint:
+            chains.append(())
+            not_asked += window
+            continue
+        chains.append(offer.acceptance.survivals(min(window, most)))
+        step = max(step, (offer.costs[window] - alone[window]) / window)
+    return chains, not_asked, step
+
+
+def _fast_lane(chains: Sequence[Sequence[float]], table: Sequence[float], budget: float) -> list[int]:
+    """1 for each sequence whose first position is verified in any case; the likeliest come first.
+
+    Args:
+        table: costs of the round with 0, 1, ... drafts.
+        budget: what the lane may add to them.
+    """
     lane = [0] * len(chains)
-    without = costs.round(rows - 1)
-    order = sorted((index for index, chain in enumerate(chains) if chain), key=lambda index: -chains[index][0])
-    for count, index in enumerate(order[:room], 1):
-        if (costs.round(rows + count - 1) - without) * costs.step_ms > policy.fast_lane_ms:
+    order = sorted([(-chain[0], index) for index, chain in enumerate(chains) if chain])
+    for (_, index), cost in zip(order, table[1:], strict=False):
+        if cost - table[0] > budget:
             break
         lane[index] = 1
     return lane
@@ -101,13 +125,5 @@ def _fast_lane(
 def _steady_positions(load: float, policy: BatchedPolicy) -> int:
     """Positions of each sequence besides its first that a round may admit."""
     if load < policy.light_load:
-        return 2
+        return MOST_STEADY
     return 1 if load <= policy.heavy_load else 0
-
-
-def _draft_step(intent: Intent, costs: RoundCosts) -> float:
-    """What each draft costs besides its row in the verification, in plain steps."""
-    if intent.offer is None or not intent.window:
-        return 0.0
-    window = intent.window
-    return max(intent.offer.costs[window] - costs.round(window), 0.0) / window

@@ -25,6 +25,7 @@ def test_expected_tokens_is_the_sum_of_survivals():
     model = AcceptanceModel(first=0.5, later=0.8)
     assert expected_tokens(model, 0) == 1
     assert expected_tokens(model, 3) == pytest.approx(1 + 0.5 + 0.5 * 0.8 + 0.5 * 0.8 * 0.8)
+    assert model.survivals(3) == pytest.approx([0.5, 0.5 * 0.8, 0.5 * 0.8 * 0.8])
 
 
 def test_blocks_that_fail_at_once_teach_the_first_position_only():
@@ -68,6 +69,14 @@ def test_costs_start_at_one_and_never_fall(verify_ms, draft_ms):
     assert rounds[0] == pytest.approx(1)
     assert all(later >= earlier - 1e-9 for earlier, later in pairwise(rounds))
     assert costs.catch_up(0) == 0
+
+
+@pytest.mark.parametrize("draft_ms", [(), (3.0, 7.0)])
+@pytest.mark.parametrize(("fewest", "most"), [(0, 16), (2, 2), (1, 3), (9, 12), (4, 40)])
+def test_costs_of_many_rounds_are_those_of_each(fewest, most, draft_ms):
+    costs = RoundCosts.from_ms([10.0, 12.0, 15.0], draft_ms)
+    assert costs.rounds(fewest, most) == [costs.round(window) for window in range(fewest, most + 1)]
+    assert costs.round(40) == pytest.approx(1.5 + 38 * 0.3 + (38 * 0.4 + 0.7 if draft_ms else 0))
 
 
 def test_one_noisy_measurement_does_not_hide_what_more_rows_cost():

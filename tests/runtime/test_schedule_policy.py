@@ -1,5 +1,7 @@
 """What each policy chooses, and that its choice depends on nothing but what it is given."""
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,15 @@ def test_rules_follow_the_path_selector():
 def test_batched_admits_while_the_rate_rises():
     assert choose(policy("batched"), model(0.9, 0.9, costs=FLAT)) == (0, 8)
     assert choose(policy("batched"), model(0.1, 0.1, costs=STEEP)) == (None, 0)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.01, 0.99), st.integers(1, 16),
+       st.lists(st.floats(0, 1), min_size=16, max_size=16))  # fmt: skip
+def test_batched_admits_of_one_sequence_what_admission_does(first, later, limit, rises):
+    costs = [1.0, *accumulate(rises, initial=1.0 + rises[0])][: limit + 1]
+    offer = model(first, later, limit, costs)
+    (admitted,) = admitted_prefix([offer.acceptance.survivals(limit)], costs)
+    assert choose(policy("batched"), offer)[1] == admitted
 
 
 def test_admission_stops_at_the_first_fall():
