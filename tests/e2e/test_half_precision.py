@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from near_ties import assert_same_but_for_near_ties
 
 from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.errors import HostError
@@ -65,3 +66,15 @@ def test_element_types_that_numpy_lacks_are_refused_by_name(half_bundle):
     slots = tuple(slot.model_copy(update={"dtype": DType.BFLOAT16}) for slot in plan.slots)
     with pytest.raises(HostError, match=r"target layer 0 k: bfloat16 pools are not known on the CPU"):
         KvArena(plan.model_copy(update={"slots": slots})).zone("target", 8)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.1, "top_p": 0.9, "seed": 4}]
+)
+def test_the_output_is_that_of_float32_but_for_near_ties(half_bundle, tiny_bundle, sampling):
+    half, full = (load(path, threads=1) for path in (half_bundle, tiny_bundle))
+    outputs = [model.generate(PROMPT, 40, sampling, speculation="off", ignore_eos=True).ids for model in (half, full)]
+    assert_same_but_for_near_ties(full, PROMPT, outputs, sampling)
+    wrong = [[*outputs[1][:7], (outputs[1][7] + 150) % 320, *outputs[1][8:]], outputs[1]]
+    with pytest.raises(AssertionError, match=r"token 7: .* from a tie"):
+        assert_same_but_for_near_ties(full, PROMPT, wrong, sampling)
