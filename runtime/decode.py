@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.sampling import UniformDraws
+from dsc.runtime.semantic_cut import Direction
 from dsc.runtime.speculator import Draft, Intent, RoundTimes, Speculator
 from dsc.runtime.stats import GenerationStats, ProposerStats
 from dsc.runtime.trace import TraceWriter
@@ -165,6 +166,7 @@ def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[i
     """The round's last part: judge the drafts by `logits` [K + 1, V], commit, learn; returns the new tokens."""
     draft, drafts = block.draft, block.draft.ids
     with phase(run, "verify"):
+        directions = _directions(run, logits)
         _edit_logits(run, logits, drafts)
         draws = run.draws.at(len(run.tokens), block.n_logits)  # [K + 1]
         verdict = run.verifier.verify(logits, drafts, draws)
@@ -173,8 +175,8 @@ def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[i
             run.speculator.see_target(logits[verdict.accepted])
     n_tokens = len(run.tokens)
     commit(run, new, written=len(block.rows))
-    if run.speculator is not None and isinstance(logits, np.ndarray):  # not those on a device
-        run.speculator.see_directions(run.tokens, logits[: len(new)])
+    if run.speculator is not None and directions is not None:
+        run.speculator.see_directions(run.tokens, directions[: len(new)])
     ms = {name: total - block.spent.get(name, 0.0) for name, total in run.stats.ms.items()}
     _observe(run, draft, verdict.accepted, ms)
     if run.trace is not None:
@@ -202,6 +204,15 @@ def truncate(run: Decoding, length: int) -> int:
     if run.speculator is not None:
         run.speculator.rewind(length - 1)
     return dropped
+
+
+def _directions(run: Decoding, logits: NDArray[np.float32]) -> Direction | None:
+    """What the speculator wants of a block's logits before hooks change them: what is banned or made dear says nothing
+    about the text's topic. Logits on a device are not looked at.
+    """
+    if run.speculator is None or not isinstance(logits, np.ndarray):
+        return None
+    return run.speculator.directions(logits)
 
 
 def _edit_logits(run: Decoding, logits: NDArray[np.float32], drafts: Sequence[int]) -> None:

@@ -43,21 +43,21 @@ class SemanticCut:
         self._n_rows = 0  # since then
         self._lowest: tuple[float, int] | None = None  # cosine, and rows since its place
 
-    def see(self, rows: NDArray[np.float32]) -> list[int]:
-        """Take in the logits [n, V] that gave the next n tokens.
+    def see(self, directions: Direction) -> list[int]:
+        """Take in the directions [n, SAMPLE] behind the next n tokens.
 
         Returns:
             For each jump that is known now, how many tokens before the newest its place lies; 0 is the newest's.
         """
         jumps = []
-        for index, direction in enumerate(self._directions(rows)):
+        for index, direction in enumerate(directions):
             back = self._see(direction)
             if back is not None:
-                jumps.append(back + len(rows) - 1 - index)
+                jumps.append(back + len(directions) - 1 - index)
         return jumps
 
-    def _directions(self, rows: NDArray[np.float32]) -> Direction:
-        """[n, SAMPLE]; what is banned or not a number carries no weight."""
+    def directions(self, rows: NDArray[np.float32]) -> Direction:
+        """Of the hidden states behind logits [n, V], as [n, SAMPLE]; what is banned or no number carries no weight."""
         if self._picked is None:
             self._picked = np.linspace(0, rows.shape[1] - 1, min(SAMPLE, rows.shape[1])).astype(np.intp)
         sample = rows[:, self._picked]

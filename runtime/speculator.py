@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -25,7 +24,7 @@ from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import Lane
 from dsc.runtime.schedule_policy import Offer, make_policy
 from dsc.runtime.schedule_rules import History, wants_signals
-from dsc.runtime.semantic_cut import SemanticCut
+from dsc.runtime.semantic_cut import Direction, SemanticCut
 from dsc.runtime.signals import SignalMeter, Signals
 
 NO_SIGNALS = Signals()
@@ -111,14 +110,6 @@ class Intent:
     reason: str = ""
     signals: Signals | None = None
     joint: bool = False
-
-    @property
-    def survivals(self) -> list[float]:
-        """Probability that all drafts up to position 1, 2, .. `window` are accepted."""
-        if self.offer is None or not self.window:
-            return []
-        tokens = [1.0, *self.offer.acceptance.expected(self.window)]
-        return [after - before for before, after in pairwise(tokens)]
 
 
 @dataclass(frozen=True)
@@ -244,11 +235,15 @@ class Speculator:
         """The row [V] of the target's logits that gave the newest token; only if `reads_signals`."""
         self._meter.see_target(row)
 
-    def see_directions(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
-        """Look for a jump of topic: `rows` [n, V] of the target's logits gave the last n of `tokens`."""
+    def directions(self, logits: NDArray[np.float32]) -> Direction | None:
+        """What `see_directions` needs of the target's logits [n, V], as the model gave them; None when nobody asks."""
+        return self._cutter.directions(logits) if self._cutter is not None else None
+
+    def see_directions(self, tokens: Sequence[int], directions: Direction) -> None:
+        """Look for a jump of topic: `directions` [n, ...] are of the rows that gave the last n of `tokens`."""
         if self._cutter is None:
             return
-        for back in self._cutter.see(rows):
+        for back in self._cutter.see(directions):
             start = anchor(tokens, len(tokens) - 1 - back)
             self.cuts.append(start)
             for proposer in self._continuations:

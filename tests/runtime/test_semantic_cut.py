@@ -24,7 +24,7 @@ def places(rows: np.ndarray, block: int, threshold: float = 0.2) -> list[int]:
     found = []
     for start in range(0, len(rows), block):
         piece = rows[start : start + block]
-        found += [start + len(piece) - 1 - back for back in cutter.see(piece)]
+        found += [start + len(piece) - 1 - back for back in cutter.see(cutter.directions(piece))]
     return found
 
 
@@ -63,7 +63,7 @@ def test_banned_tokens_and_what_is_no_number_carry_no_weight():
 def test_the_input_is_left_alone():
     rows = text((1, 80))
     before = rows.copy()
-    SemanticCut(0.2).see(rows)
+    SemanticCut(0.2).directions(rows)
     assert (rows == before).all()
 
 
@@ -135,15 +135,23 @@ def follow(table: np.ndarray, token: int, count: int) -> list[int]:
     return ids
 
 
+def only_the_likeliest(logits, tokens, drafts):
+    """A grammar that allows one token a row."""
+    likeliest = logits.argmax(axis=1)
+    logits[:] = -np.inf
+    logits[np.arange(len(logits)), likeliest] = 0
+
+
+@pytest.mark.parametrize("processors", [(), (only_the_likeliest,)])
 @pytest.mark.parametrize(("cut", "helped"), [(0.2, True), (-1.0, False)])
-def test_a_request_profits_from_what_followed_another_beginning(chains, cut, helped):
+def test_a_request_profits_from_what_followed_another_beginning(chains, cut, helped, processors):
     path, table = chains
     model = load(path, verify="never")
     model.update_config({"cache.semantic_cut": cut})
     options = {"proposer": "cache", "fallback": False}
     accepted = []
     for prompt in ([1], [81]):
-        result = model.generate(prompt, 250, speculation=options)
+        result = model.generate(prompt, 250, speculation=options, processors=processors)
         assert list(result.ids) == follow(table, prompt[0], 250)
         accepted.append(result.stats.accepted)
     assert accepted[0] == 0
