@@ -59,7 +59,7 @@ build/ort-gpu/installed: tests/support/stub_cuda/requirements.txt | $(VENV)/inst
 	touch $@
 
 test-stub-cuda: install ort-gpu ## CUDA bundles on a stub CUDA runtime: placement, copies, streams, launch order; no GPU needed
-	$(BIN)/python -m pytest tests/runtime/test_cuda_bundle.py
+	$(BIN)/python -m pytest tests/runtime/test_cuda_bundle.py tests/runtime/test_cuda_attention.py
 
 gpu: build/gpu/installed ## an environment for a machine with an NVIDIA GPU, in build/gpu (CUDA builds of torch and onnxruntime)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -38,11 +38,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The finished graphs of a model, what the passes did to get there, and what a person should know of it."""
+    """The finished graphs of a model, what the passes did to get there, and what a person should know of it.
+
+    Attributes:
+        left_out: what of the GPU's the request asked for and the model cannot have -> the reason; for the manifest.
+    """
 
     part: ModelPart
     reports: dict[str, PipelineReport]
     notes: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def effective_precision(weights: WeightOptions, exported: ExportedModel) -> Precision:
@@ -71,9 +76,13 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
     reports = {owner: run_pipeline(shared, passes, _dumper(owner, request.passes))}
     positions = min(request.max_length or exported.info.max_length, exported.info.max_length) + MAX_WINDOW + 1
     graphs = []
+    left_out: dict[str, str] = {}
     for kernels in _kernel_sets(request):
         if why := _why_not(kernels, shared, precision, exported.info):
-            notes.append(f"{owner}: no graph for {_WHOSE[kernels]}: {why}")
+            if kernels == "native":
+                notes.append(f"{owner}: no graph for the native kernels: {why}")
+            else:
+                left_out[f"graph of the {owner} for the bundle's own attention kernels"] = why
             continue
         graph = shared.clone()
         name = f"{owner} {kernels}"
@@ -83,7 +92,7 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
     info = exported.info.model_copy(
         update={"quantization": _described(precision, exported), "kv_dtype": pool_dtype(graphs[0].model)}
     )
-    return BuiltModel(ModelPart(info, tuple(graphs)), reports, tuple(notes))
+    return BuiltModel(ModelPart(info, tuple(graphs)), reports, tuple(notes), left_out)
 
 
 def _require_float32(owner: str, exported: ExportedModel, precision: Precision) -> None:
@@ -129,9 +138,6 @@ def _kernel_sets(request: CompileRequest) -> tuple[KernelSet, ...]:
         if request.cuda_attention is CudaAttention.DSPARK:
             sets.append("cuda_native")
     return tuple(sets)
-
-
-_WHOSE: dict[KernelSet, str] = {"native": "the native kernels", "cuda_native": "the bundle's own attention kernels"}
 
 
 def _why_not(kernels: KernelSet, shared: ir.Model, precision: Precision, info: ModelInfo) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,8 @@ def compile_bundle(request: CompileRequest, on_stage: Callable[[str, int, int], 
         models = [model.part for model in (target, draft) if model is not None]
         needs = attention_needs((part.info, part.graphs[0].model) for part in models)
         gpu = compile_gpu_kernels(needs, request.gpu_architectures(), choose_threads(request.threads))
+        missing = {**target.left_out, **(draft.left_out if draft else {})}
+        gpu = replace(gpu, left_out={**gpu.left_out, **missing})
     contents = bundle_contents(request, pair, target, draft, plans, pairing, gpu)
     with staged(request.output) as staging:
         with log.stage("emit"):

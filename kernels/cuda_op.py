@@ -14,7 +14,10 @@ from dsc.kernels.native import NativeLibrary, installed
 MAX_TILES = 4
 MAX_HEAD_SIZES = 4
 NEW_ROWS = 32
-"""Rows of one call that the kernels take."""
+"""Rows that one launch takes; the library cuts a call of more, of one sequence, into pieces."""
+
+PAST_ROOM = 256
+"""Bytes before a piece's rows, for its past."""
 
 TILED_ARGS = (
     "q_ptr", "k_ptr", "v_ptr", "k_pool_ptr", "v_pool_ptr", "past_ptr", "sinks_ptr", "tree_ptr", "k_scale_ptr",
@@ -51,8 +54,11 @@ class Table(ctypes.Structure):
 
     _fields_ = (
         ("launch", c_void_p),
+        ("copy", c_void_p),
+        ("set", c_void_p),
         ("parts", c_uint64),
         ("stats", c_uint64),
+        ("piece", c_uint64),
         ("capacity", c_int64),
         ("element_type", c_int32),
         ("softcap", c_int32),

@@ -14,8 +14,10 @@
 #define ort_gpu_stream(api) ORT_CALL(api, 193, OrtStatus *, const OrtKernelContext *, void **)
 
 enum { MAX_TILES = 4, MAX_HEAD_SIZES = 4, KEYS_PER_TILE = 128, NEW_ROWS = 32, MOST_PARTS = 64 };
-enum { IN_Q, IN_K, IN_V, IN_K_POOL, IN_V_POOL, IN_PAST, INPUTS };
+enum { IN_Q, IN_K, IN_V, IN_K_POOL, IN_V_POOL, IN_PAST, IN_SINKS, IN_TREE, INPUTS };
+enum { HALF = 2 /* bytes of an element */, PAST_ROOM = 256, ON_DEVICE = 2 };
 
+typedef struct Copy2D Copy2D;
 typedef int (*Launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                       void **);
 
@@ -34,10 +36,13 @@ typedef struct {
 } HeadKernels;
 
 typedef struct {
-  Launch launch;
+  Launch launch; /* functions of the driver */
+  int (*copy)(const Copy2D *, void *);
+  int (*set)(void *, unsigned, size_t, void *);
   uint64_t parts, stats; /* device addresses of scratch */
+  char *piece;           /* and of NEW_ROWS rows of all heads, behind PAST_ROOM bytes for their past */
   int64_t capacity;      /* rows times parts that the scratch holds, for the largest head */
-  int32_t element_type;  /* of rows and pools */
+  int32_t element_type;  /* of rows and pools, 16 bits */
   int32_t softcap;       /* whether the kernels bend their scores */
   int32_t multiprocessors, n_head_sizes;
   const int32_t *length; /* of the longest sequence after the coming run, on the host */
@@ -57,9 +62,30 @@ typedef struct {
 } Node;
 
 typedef struct {
-  void *data;
+  void *data; /* NULL: an absent optional input */
   int64_t dims[4];
 } Tensor;
+
+/* New rows that attend to their pools: every tensor contiguous, the length that of the longest sequence with them. */
+typedef struct {
+  int32_t batch, heads, kv_heads, rows, dim, pool_rows, length;
+  void *q, *k, *v, *k_pool, *v_pool, *past, *sinks, *tree, *o;
+} Call;
+
+/* CUDA_MEMCPY2D of the driver. */
+struct Copy2D {
+  size_t from_x, from_y;
+  unsigned from_type;
+  const void *from_host;
+  const void *from;
+  void *from_array;
+  size_t from_pitch, to_x, to_y;
+  unsigned to_type;
+  void *to_host;
+  void *to;
+  void *to_array;
+  size_t to_pitch, width, height;
+};
 
 static Table *stated;
 
@@ -68,10 +94,11 @@ EXPORT size_t dspark_cuda_table_size(void) { return sizeof(Table); }
 
 static int32_t up(int64_t value, int64_t per) { return (int32_t)((value + per - 1) / per); }
 
-/* As dsc.runtime.device_kernels.attention_parts: two programs for each multiprocessor, four tiles of keys a part. */
-static int32_t count_parts(const Table *table, int64_t programs, int64_t rows) {
-  int64_t wanted = up(2 * table->multiprocessors, programs), worthwhile = *table->length / (4 * KEYS_PER_TILE);
-  int64_t room = table->capacity / rows;
+/* As dsc.runtime.device_kernels.attention_parts: at most two programs for each multiprocessor, at least four tiles of
+ * keys a part. */
+static int32_t count_parts(const Table *table, int64_t programs, const Call *c) {
+  int64_t wanted = 2 * table->multiprocessors / programs, worthwhile = c->length / (4 * KEYS_PER_TILE);
+  int64_t room = table->capacity / ((int64_t)c->batch * c->heads * c->rows);
   int64_t parts = wanted < worthwhile ? wanted : worthwhile;
   if (parts > MOST_PARTS) parts = MOST_PARTS;
   if (parts > room) parts = room;
@@ -90,9 +117,15 @@ static const Kernel *find_tile(const HeadKernels *head, int64_t packed) {
   return NULL;
 }
 
-static OrtStatus *read_tensor(const OrtApi *api, const OrtValue *value, size_t rank, Tensor *tensor) {
+static OrtStatus *read_input(const OrtApi *api, const OrtKernelContext *context, size_t index, size_t rank,
+                             Tensor *tensor) {
   OrtShapeInfo *shape = NULL;
-  size_t got = 0;
+  const OrtValue *value = NULL;
+  size_t count = 0, got = 0;
+  *tensor = (Tensor){0};
+  TRY(ort_input_count(api)(context, &count));
+  if (index < count) TRY(ort_input(api)(context, index, &value));
+  if (!value) return NULL;
   TRY(ort_data(api)((OrtValue *)value, &tensor->data));
   TRY(ort_shape(api)(value, &shape));
   OrtStatus *status = ort_rank(api)(shape, &got);
@@ -111,10 +144,11 @@ static OrtStatus *make_output(const OrtApi *api, OrtKernelContext *context, size
 }
 
 /* The kernels load and store 16 bytes at a time. */
-static int aligned(const Tensor *in, const void *o) {
-  uintptr_t all = (uintptr_t)o;
-  for (int i = IN_Q; i <= IN_V_POOL; i++) all |= (uintptr_t)in[i].data;
-  return all % 16 == 0;
+static int aligned(const Call *c) {
+  void *all[] = {c->q, c->k, c->v, c->k_pool, c->v_pool, c->o};
+  uintptr_t bits = 0;
+  for (int i = 0; i < 6; i++) bits |= (uintptr_t)all[i];
+  return bits % 16 == 0;
 }
 
 /* The pools are the caller's own memory, written where it lies. */
@@ -128,58 +162,120 @@ static OrtStatus *check_pools(const OrtApi *api, OrtKernelContext *context, cons
 }
 
 /* Parameters of a Triton kernel: its arguments by address, then two null pointers. */
-static int launch_tiled(const Node *node, const Kernel *kernel, const Tensor *in, void *o, int32_t parts, void *stream) {
+static int launch_tiled(const Node *node, const Kernel *kernel, Call *c, int32_t parts, void *stream) {
   Table *table = node->table;
   void *null = NULL;
-  int32_t rows = (int32_t)in[IN_Q].dims[2], pool_rows = (int32_t)in[IN_K_POOL].dims[2];
-  int32_t kv_heads = (int32_t)in[IN_K].dims[1], groups = (int32_t)(in[IN_Q].dims[1] / kv_heads);
-  int32_t window = (int32_t)node->window, zero = 0;
+  int32_t groups = c->heads / c->kv_heads, window = (int32_t)node->window;
+  int32_t has_sinks = c->sinks != NULL, has_tree = c->tree != NULL;
   float scale = node->scale, cap = node->softcap;
-  void *q = in[IN_Q].data, *k = in[IN_K].data, *v = in[IN_V].data, *past = in[IN_PAST].data;
-  void *k_pool = in[IN_K_POOL].data, *v_pool = in[IN_V_POOL].data;
-  void *params[] = {&q,      &k,      &v,    &k_pool, &v_pool,       &past,         &null, &null,
-                    &null,   &null,   &o,    &table->parts, &table->stats, &rows,   &pool_rows, &kv_heads,
-                    &groups, &window, &zero, &zero,   &scale,        &cap,          &null, &null};
-  return table->launch(kernel->function, (unsigned)up((int64_t)groups * rows, kernel->rows),
-                       (unsigned)(in[IN_Q].dims[0] * kv_heads), (unsigned)parts, (unsigned)kernel->threads, 1, 1,
+  void *params[] = {&c->q,  &c->k,  &c->v, &c->k_pool,    &c->v_pool,    &c->past, &c->sinks,     &c->tree,
+                    &null,  &null,  &c->o, &table->parts, &table->stats, &c->rows, &c->pool_rows, &c->kv_heads,
+                    &groups, &window, &has_sinks, &has_tree, &scale, &cap, &null, &null};
+  return table->launch(kernel->function, (unsigned)up((int64_t)groups * c->rows, kernel->rows),
+                       (unsigned)(c->batch * c->kv_heads), (unsigned)parts, (unsigned)kernel->threads, 1, 1,
                        (unsigned)kernel->shared, stream, params, NULL);
 }
 
-static int launch_join(const Node *node, const Kernel *kernel, const Tensor *q, void *o, int32_t parts, void *stream) {
+static int launch_join(const Node *node, const Kernel *kernel, Call *c, int32_t parts, void *stream) {
   Table *table = node->table;
   void *null = NULL;
-  int32_t rows = (int32_t)q->dims[2], heads = (int32_t)q->dims[1], zero = 0;
-  void *params[] = {&table->parts, &table->stats, &null, &o, &parts, &rows, &heads, &zero, &null, &null};
-  return table->launch(kernel->function, (unsigned)(q->dims[0] * heads * rows), 1, 1, (unsigned)kernel->threads, 1, 1,
-                       (unsigned)kernel->shared, stream, params, NULL);
+  int32_t has_sinks = c->sinks != NULL;
+  void *params[] = {&table->parts, &table->stats, &c->sinks, &c->o,  &parts,
+                    &c->rows,      &c->heads,     &has_sinks, &null, &null};
+  return table->launch(kernel->function, (unsigned)(c->batch * c->heads * c->rows), 1, 1, (unsigned)kernel->threads, 1,
+                       1, (unsigned)kernel->shared, stream, params, NULL);
+}
+
+/* At most NEW_ROWS rows of each sequence. */
+static OrtStatus *attend(const Node *node, Call *c, void *stream) {
+  const OrtApi *api = node->api;
+  const HeadKernels *head = find_head(node->table, c->dim);
+  int64_t packed = (int64_t)c->heads / c->kv_heads * c->rows;
+  const Kernel *tile = head ? find_tile(head, packed) : NULL;
+  REQUIRE(api, tile, "the table has no kernel for this head size and number of rows");
+  int32_t parts = count_parts(node->table, (int64_t)c->batch * c->kv_heads * up(packed, tile->rows), c);
+  REQUIRE(api, launch_tiled(node, tile, c, parts, stream) == 0, "the driver refused the launch");
+  if (parts > 1) REQUIRE(api, launch_join(node, &head->join, c, parts, stream) == 0, "the driver refused the launch");
+  return NULL;
+}
+
+/* Some rows of every head, from one tensor [heads, rows, dim] to another with a different number of rows. */
+static int copy_rows(const Table *table, const void *from, size_t from_pitch, void *to, size_t to_pitch, size_t width,
+                     size_t heads, void *stream) {
+  Copy2D copy = {.from_type = ON_DEVICE, .from = from, .from_pitch = from_pitch, .to_type = ON_DEVICE, .to = to,
+                 .to_pitch = to_pitch, .width = width, .height = heads};
+  return table->copy(&copy, stream);
+}
+
+/* Many rows of one sequence: piece after piece, each put where the rows of a head lie together. */
+static OrtStatus *attend_pieces(const Node *node, const Call *all, void *stream) {
+  const OrtApi *api = node->api;
+  const Table *table = node->table;
+  const int32_t past = all->length - all->rows;
+  const size_t row = (size_t)all->dim * HALF, pitch = row * (size_t)all->rows, heads = (size_t)all->heads;
+  const size_t kv_heads = (size_t)all->kv_heads;
+  for (int32_t done = 0; done < all->rows; done += NEW_ROWS) {
+    Call piece = *all;
+    piece.rows = all->rows - done < NEW_ROWS ? all->rows - done : NEW_ROWS;
+    piece.length = past + done + piece.rows;
+    const size_t width = row * (size_t)piece.rows, from = row * (size_t)done;
+    piece.past = table->piece;
+    piece.q = table->piece + PAST_ROOM;
+    piece.o = (char *)piece.q + heads * row * NEW_ROWS;
+    piece.k = (char *)piece.o + heads * row * NEW_ROWS;
+    piece.v = (char *)piece.k + kv_heads * row * NEW_ROWS;
+    int failed = table->set(table->piece, (unsigned)(past + done), 1, stream);
+    failed |= copy_rows(table, (char *)all->q + from, pitch, piece.q, width, width, heads, stream);
+    failed |= copy_rows(table, (char *)all->k + from, pitch, piece.k, width, width, kv_heads, stream);
+    failed |= copy_rows(table, (char *)all->v + from, pitch, piece.v, width, width, kv_heads, stream);
+    REQUIRE(api, !failed, "the driver refused a copy");
+    TRY(attend(node, &piece, stream));
+    failed = copy_rows(table, piece.o, width, (char *)all->o + from, pitch, width, heads, stream);
+    REQUIRE(api, !failed, "the driver refused a copy");
+  }
+  return NULL;
+}
+
+static int is(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d) {
+  return t->dims[0] == a && t->dims[1] == b && t->dims[2] == c && t->dims[3] == d;
+}
+
+static OrtStatus *check_call(const OrtApi *api, const Tensor *in, const Call *c) {
+  const int64_t b = c->batch, heads = c->kv_heads, rows = c->rows, dim = c->dim, pool = c->pool_rows;
+  REQUIRE(api, b > 0 && rows > 0, "at least one sequence and one new row");
+  REQUIRE(api, heads > 0 && c->heads % heads == 0, "query heads must be a multiple of KV heads");
+  REQUIRE(api, is(&in[IN_K], b, heads, rows, dim) && is(&in[IN_V], b, heads, rows, dim),
+          "k and v must be [batch, KV heads, rows, head size]");
+  REQUIRE(api, is(&in[IN_K_POOL], b, heads, pool, dim) && is(&in[IN_V_POOL], b, heads, pool, dim),
+          "the pools must be [batch, KV heads, pool rows, head size]");
+  REQUIRE(api, in[IN_PAST].dims[0] == b, "past_lengths must be [batch]");
+  REQUIRE(api, !c->sinks || in[IN_SINKS].dims[0] == c->heads, "sinks must be [heads]");
+  REQUIRE(api, !c->tree || is(&in[IN_TREE], b, 1, rows, rows), "tree_mask must be [batch, 1, rows, rows]");
+  REQUIRE(api, rows <= NEW_ROWS || (b == 1 && !c->tree),
+          "at most 32 new rows a call of several sequences or of a tree");
+  REQUIRE(api, c->length >= rows && c->length <= pool, "the stated length must hold the new rows and fit the pools");
+  REQUIRE(api, aligned(c), "tensors must lie at multiples of 16");
+  return NULL;
 }
 
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
+  static const size_t ranks[INPUTS] = {4, 4, 4, 4, 4, 1, 1, 4};
   const Node *node = kernel;
   const OrtApi *api = node->api;
-  const OrtValue *value = NULL;
   Tensor in[INPUTS];
-  void *o, *stream;
-  for (size_t i = 0; i < INPUTS; i++) {
-    TRY(ort_input(api)(context, i, &value));
-    TRY(read_tensor(api, value, i == IN_PAST ? 1 : 4, &in[i]));
-  }
-  const int64_t *q = in[IN_Q].dims, kv_heads = in[IN_K].dims[1];
-  REQUIRE(api, kv_heads > 0 && q[1] % kv_heads == 0, "query heads must be a multiple of KV heads");
-  REQUIRE(api, q[2] <= NEW_ROWS, "at most 32 new rows a call");
-  int64_t packed = q[1] / kv_heads * q[2], rows = q[0] * q[1] * q[2];
-  const HeadKernels *head = find_head(node->table, q[3]);
-  const Kernel *tile = head ? find_tile(head, packed) : NULL;
-  REQUIRE(api, tile, "the table has no kernel for this head size and number of rows");
-  TRY(make_output(api, context, 0, &in[IN_Q], &o));
+  void *stream;
+  for (size_t i = 0; i < INPUTS; i++) TRY(read_input(api, context, i, ranks[i], &in[i]));
+  const int64_t *q = in[IN_Q].dims;
+  Call c = {.batch = (int32_t)q[0], .heads = (int32_t)q[1], .kv_heads = (int32_t)in[IN_K].dims[1],
+            .rows = (int32_t)q[2], .dim = (int32_t)q[3], .pool_rows = (int32_t)in[IN_K_POOL].dims[2],
+            .length = *node->table->length, .q = in[IN_Q].data, .k = in[IN_K].data, .v = in[IN_V].data,
+            .k_pool = in[IN_K_POOL].data, .v_pool = in[IN_V_POOL].data, .past = in[IN_PAST].data,
+            .sinks = in[IN_SINKS].data, .tree = in[IN_TREE].data};
+  TRY(make_output(api, context, 0, &in[IN_Q], &c.o));
   TRY(check_pools(api, context, in));
-  REQUIRE(api, aligned(in, o), "tensors must lie at multiples of 16");
+  TRY(check_call(api, in, &c));
   TRY(ort_gpu_stream(api)(context, &stream));
-  int32_t parts = count_parts(node->table, q[0] * kv_heads * up(packed, tile->rows), rows);
-  REQUIRE(api, launch_tiled(node, tile, in, o, parts, stream) == 0, "the driver refused the launch");
-  if (parts > 1)
-    REQUIRE(api, launch_join(node, &head->join, &in[IN_Q], o, parts, stream) == 0, "the driver refused the launch");
-  return NULL;
+  return c.rows <= NEW_ROWS ? attend(node, &c, stream) : attend_pieces(node, &c, stream);
 }
 
 static OrtStatus *create(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
@@ -202,9 +298,12 @@ static const char *provider(const OrtCustomOp *op) { (void)op; return "CUDAExecu
 static size_t inputs(const OrtCustomOp *op) { (void)op; return INPUTS; }
 static size_t outputs(const OrtCustomOp *op) { (void)op; return 3; }
 static int input_type(const OrtCustomOp *op, size_t i) {
-  return i == IN_PAST ? ORT_INT32 : ((const Op *)op)->table->element_type;
+  if (i == IN_PAST) return ORT_INT32;
+  if (i == IN_SINKS) return ORT_FLOAT;
+  return i == IN_TREE ? ORT_BOOL : ((const Op *)op)->table->element_type;
 }
 static int output_type(const OrtCustomOp *op, size_t i) { (void)i; return ((const Op *)op)->table->element_type; }
+static int input_kind(const OrtCustomOp *op, size_t i) { (void)op; return i >= IN_SINKS ? ORT_OPTIONAL : ORT_REQUIRED; }
 static int zero_for(const OrtCustomOp *op, size_t i) { (void)op, (void)i; return 0; }
 static int one(const OrtCustomOp *op) { (void)op; return 1; }
 
@@ -218,7 +317,7 @@ EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase
   made->table = stated;
   made->op = (OrtCustomOp){.version = ORT_VERSION, .name = name, .provider = provider, .input_type = input_type,
                            .input_count = inputs, .output_type = output_type, .output_count = outputs, .destroy = free,
-                           .input_kind = zero_for, .output_kind = zero_for, .input_memory = zero_for,
+                           .input_kind = input_kind, .output_kind = zero_for, .input_memory = zero_for,
                            .variadic_input_min = one, .variadic_input_same = one, .variadic_output_min = one,
                            .variadic_output_same = one, .create_kernel_v2 = create, .compute_v2 = compute,
                            .since_version = one, .until_version = one};

@@ -168,7 +168,8 @@ _TREE = """
 _NO_SINKS = "  weights = Softmax <axis = -1> (masked)"
 _SINKS = """
   sink_shape = Concat <axis = 0> (axis_one1, kv_heads1, minus_one, axis_one1, axis_one1)
-  sink5 = Reshape (sinks, sink_shape)
+  sinks_like_q = CastLike (sinks, q)
+  sink5 = Reshape (sinks_like_q, sink_shape)
   column_shape0 = Shape <start = 0, end = 4> (masked)
   column_shape = Concat <axis = 0> (column_shape0, axis_one1)
   sink_column = Expand (sink5, column_shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ALL_PASSES: dict[str, str] = {
     "attach-bodies": "dsc.passes.attach_bodies:AttachBodiesPass",
+    "constant-shapes": "dsc.passes.constant_shapes:ConstantShapesPass",
     "eliminate-common-subexpressions": "dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass",
     "fold-constants": "dsc.passes.fold_constants:FoldConstantsPass",
     "fuse-dense-matmul": "dsc.passes.fuse_dense_matmul:FuseDenseMatMulPass",

@@ -20,6 +20,8 @@ _FLOAT32_OPS = _REDUCTIONS | _NORMS | _POINTWISE
 # Operators with weights or pools: where 16-bit values enter.
 _PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "BlockMatMul", "MatMulNBits", "Experts", "MoE", "QMoE"}
 _HALF_SOURCES = _PRODUCTS | {"Gather", "GatherBlockQuantized", "GroupQueryAttention", "VerifyAttention"}
+# Inputs that kernels read in float32 whatever their rows are: attention sinks.
+_FLOAT32_INPUTS = {("VerifyAttention", 6)}
 
 
 def convert_floats(model: ir.Model, dtype: ir.DataType) -> PassResult:
@@ -63,8 +65,9 @@ class _Converter:
         if node.op_type in _FLOAT32_OPS and any(v.dtype == self.dtype for v in floats):
             self.kept.append(Reason("2", str(node.name), f"{node.op_type} stays float32"))
         for index, value in enumerate(node.inputs):
-            if value is not None and value.dtype in (FLOAT, self.dtype) and value.dtype != wanted:
-                node.replace_input_with(index, self._as(value, wanted, node))
+            kind = FLOAT if (node.op_type, index) in _FLOAT32_INPUTS else wanted
+            if value is not None and value.dtype in (FLOAT, self.dtype) and value.dtype != kind:
+                node.replace_input_with(index, self._as(value, kind, node))
         for output in node.outputs:
             if output.dtype in (FLOAT, None) and output.name:
                 output.type = ir.TensorType(wanted)
@@ -96,7 +99,7 @@ class _Converter:
             _caster(tensor, dtype), dtype=dtype, shape=ir.Shape(tensor_dims(tensor)), name=value.name
         )
         self.fired += 1
-        if all(self._takes(node, dtype) for node, _ in value.uses()):
+        if all(self._takes(node, index, dtype) for node, index in value.uses()):
             value.const_value = converted
             value.type = ir.TensorType(dtype)
             return value
@@ -105,7 +108,9 @@ class _Converter:
         self.graph.register_initializer(twin)
         return twin
 
-    def _takes(self, node: ir.Node, dtype: ir.DataType) -> bool:
+    def _takes(self, node: ir.Node, index: int, dtype: ir.DataType) -> bool:
+        if (node.op_type, index) in _FLOAT32_INPUTS:
+            return dtype == FLOAT
         floats = [v for v in node.inputs if v is not None and v.dtype in (FLOAT, self.dtype)]
         return node.op_type != "Cast" and self._wanted(node, floats) == dtype
 

@@ -24,6 +24,7 @@ NATIVE_BLOCK = 32
 _LONGEST_ROTARY_TABLE = 1 << 16
 """Positions. A longer table costs more memory than the nodes it replaces cost time."""
 
+_ROW_OFFSETS = 8  # input of VerifyAttention
 _WIDTHS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8, "keep": 8}
 _HALVES = {"fp16": "to-float16", "bf16": "to-bfloat16"}
 
@@ -75,8 +76,8 @@ def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions
     operators = {
         "ort": f"{attention},lower-block-matmul",
         "native": "fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul,pack-rows",
-        "cuda": f"{attention},lower-block-matmul,lengths-as-inputs",
-        "cuda_native": "lower-block-matmul",
+        "cuda": f"{attention},lower-block-matmul,lengths-as-inputs,constant-shapes",
+        "cuda_native": "lower-block-matmul,constant-shapes",
     }
     half = _HALVES.get(precision, "to-float16" if kernels.startswith("cuda") else "")
     return (
@@ -116,8 +117,8 @@ def why_not_native(model: ir.Model, precision: Precision) -> str:
 def why_not_cuda_native(model: ir.Model) -> str:
     """Why the bundle's compiled kernels cannot run the attention that the shared passes left; empty when they can."""
     nodes = [node for node in model.graph if is_op(node, "VerifyAttention", DSPARK)]
-    if any(value is not None for node in nodes for value in node.inputs[6:]):
-        return "inside a graph they take no attention sinks and no tree masks"
+    if any(value is not None for node in nodes for value in node.inputs[_ROW_OFFSETS:]):
+        return "inside a graph they take no packed rows"
     if len({attribute(node, "softcap", 0.0) > 0 for node in nodes}) > 1:
         return "the layers must all have a soft cap, or none"
     return ""

@@ -29,7 +29,7 @@ class ToFloat16Pass(GraphPass):
         2. Norms, reductions, softmax, powers and exponentials stay float32, casts around them.
         3. Rotary angles, cosines and sines are computed in float32 from exact positions and rounded last.
         4. Graph inputs and KV pools become float16; `logits` and taps leave as float32.
-        5. An explicit Cast keeps the type that it states.
+        5. An explicit Cast keeps the type that it states; attention sinks of VerifyAttention stay float32.
     """
 
     name: ClassVar[str] = "to-float16"

@@ -37,8 +37,10 @@ _SIGNATURES = {
     "cuMemFree_v2": [c_uint64],
     "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
     "cuMemsetD2D8Async": [c_uint64, c_size_t, c_ubyte, c_size_t, c_size_t, c_void_p],
+    "cuMemsetD32Async": [c_uint64, c_uint, c_size_t, c_void_p],
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
+    "cuMemcpy2DAsync_v2": [c_void_p, c_void_p],
     "cuModuleLoadData": [c_void_p, c_char_p],
     "cuModuleUnload": [c_void_p],
     "cuModuleGetFunction": [c_void_p, c_void_p, c_char_p],
@@ -123,10 +125,9 @@ class CudaDriver:
         """Make the primary context current in the calling thread; each launching thread does it once."""
         self.call("cuCtxSetCurrent", self._context)
 
-    @property
-    def launch_address(self) -> int:
-        """Of the driver's launch function, for native code."""
-        return ctypes.cast(self._cuda.cuLaunchKernel, c_void_p).value or 0
+    def address(self, name: str) -> int:
+        """Of a function of the driver, for native code."""
+        return ctypes.cast(getattr(self._cuda, name), c_void_p).value or 0
 
     def prepare(self, record: LaunchRecord, code: bytes) -> PreparedLaunch:
         """Load a kernel (once per image) and set up its argument block.

@@ -11,7 +11,7 @@ from dsc.bundle_schema.errors import HostError, KernelError
 from dsc.bundle_schema.kv_plan import KvPlan, Owner
 from dsc.bundle_schema.manifest import GraphEntry, ModelEntry
 from dsc.kernels.bundle_members import launch_records
-from dsc.kernels.cuda_op import NEW_ROWS, state_table
+from dsc.kernels.cuda_op import state_table
 from dsc.kernels.native import NativeLibrary
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.cuda_driver import CudaDriver
@@ -82,9 +82,15 @@ class CudaPlacer(Placer):
         else:
             state_table(settings.native, attention.table)
         session = self.session(graph, settings)
-        chunk = PREFILL_CHUNK if attention is None else NEW_ROWS
         forward = CudaForward(
-            session, zone.device_pools, entry.info.vocab_size, MAX_ROWS, chunk, graph.member, self._stream, attention
+            session,
+            zone.device_pools,
+            entry.info.vocab_size,
+            MAX_ROWS,
+            PREFILL_CHUNK,
+            graph.member,
+            self._stream,
+            attention,
         )
         if owner == "target":
             return CachedModel(forward, zone, max_length)

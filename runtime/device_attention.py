@@ -15,6 +15,7 @@ from dsc.kernels.cuda_op import (
     MAX_HEAD_SIZES,
     MAX_TILES,
     NEW_ROWS,
+    PAST_ROOM,
     TILED_ARGS,
     HeadKernels,
     Kernel,
@@ -37,6 +38,7 @@ ONNX_TYPES = {
 
 _TILED, _JOIN = "dspark_verify_head_tiled", "dspark_verify_join_parts"
 _LONGEST = 1 << 30
+_HALF = 2  # bytes of an element
 
 
 class DeviceAttention:
@@ -68,9 +70,12 @@ class DeviceAttention:
         parts = max(attention_parts(layer.n_kv_heads, _LONGEST, multiprocessors) for layer in info.kv_layers)
         capacity = info.n_heads * NEW_ROWS * parts
         self.table = Table(
-            launch=kernels.driver.launch_address,
+            launch=kernels.driver.address("cuLaunchKernel"),
+            copy=kernels.driver.address("cuMemcpy2DAsync_v2"),
+            set=kernels.driver.address("cuMemsetD32Async"),
             parts=stream.allocate(4 * capacity * head_sizes[-1]),
             stats=stream.allocate(8 * capacity),
+            piece=stream.allocate(PAST_ROOM + NEW_ROWS * _row_nbytes(info)),
             capacity=capacity,
             element_type=ONNX_TYPES[info.kv_dtype],
             softcap=softcap,
@@ -106,6 +111,11 @@ class DeviceAttention:
             raise KernelError(record.variant, f"the library passes {', '.join(names)}, it takes {', '.join(found)}")
         function = self._kernels.load(record).function
         return Kernel(ctypes.c_void_p(function), record.threads, record.shared, rows, most_packed)
+
+
+def _row_nbytes(info: ModelInfo) -> int:
+    """Bytes of one row of queries, outputs, keys and values of the layer that has most."""
+    return max(_HALF * layer.head_dim * 2 * (info.n_heads + layer.n_kv_heads) for layer in info.kv_layers)
 
 
 def _axes(head_size: int, dtype: DType, softcap: int) -> Mapping[str, int | str]:

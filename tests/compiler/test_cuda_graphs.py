@@ -56,28 +56,38 @@ def test_blocks_keep_their_codes_and_have_half_precision_scales():
     assert np.abs(got - wanted).max() < 5e-2 * np.ptp(wanted)
 
 
+def sinks_of(model: ir.Model) -> set[ir.DataType]:
+    """Types of the attention sinks."""
+    nodes = [node for node in model.graph if node.op_type == "VerifyAttention" and len(node.inputs) > 6]
+    return {node.inputs[6].dtype for node in nodes}
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_no_shape_is_put_together_at_run_time(monkeypatch, family):
+    monkeypatch.setattr("dsc.compiler.build_graphs.HEAD_SIZES", (16,))
+    for part in built(family, "fp32", cuda_attention="dspark").part.graphs:
+        if part.backend == "cuda":
+            assert "Shape" not in {node.op_type for node in part.model.graph}
+
+
 @pytest.mark.parametrize(
-    ("family", "head_sizes", "note"),
+    ("family", "head_sizes", "reason"),
     [
         ("llama", (16,), ""),
-        ("llama", (64,), "target: no graph for the bundle's own attention kernels: head size 16 has none"),
-        pytest.param(
-            "gpt_oss",
-            (16,),
-            "target: no graph for the bundle's own attention kernels: inside a graph they take no",
-            marks=pytest.mark.slow,
-        ),
+        ("llama", (64,), "head size 16 has none"),
+        pytest.param("gpt_oss", (16,), "", marks=pytest.mark.slow),
     ],
 )
-def test_a_second_graph_leaves_attention_to_the_bundles_kernels_where_they_can(monkeypatch, family, head_sizes, note):
+def test_a_second_graph_leaves_attention_to_the_bundles_kernels_where_they_can(monkeypatch, family, head_sizes, reason):
     monkeypatch.setattr("dsc.compiler.build_graphs.HEAD_SIZES", head_sizes)
     made = built(family, "fp32", cuda_attention="dspark")
     graphs = {part.member: part for part in made.part.graphs if part.backend == "cuda"}
-    assert len(made.notes) == bool(note)
-    assert "".join(made.notes).startswith(note)
-    assert graphs.keys() == {"target/graph.cuda.onnx"} | (set() if note else {"target/graph.cuda.native.onnx"})
-    if not note:
+    missing = {"graph of the target for the bundle's own attention kernels": reason}
+    assert made.left_out == (missing if reason else {})
+    assert graphs.keys() == {"target/graph.cuda.onnx"} | (set() if reason else {"target/graph.cuda.native.onnx"})
+    if not reason:
         ours = graphs["target/graph.cuda.native.onnx"]
         assert ours.role == "forward_native"
         kinds = [node.op_type for node in ours.model.graph]
         assert ("VerifyAttention" in kinds, "GroupQueryAttention" in kinds) == (True, False)
+        assert sinks_of(ours.model) == ({ir.DataType.FLOAT} if family == "gpt_oss" else set())

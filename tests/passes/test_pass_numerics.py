@@ -27,6 +27,7 @@ numbers have 11 bits, matrices have 8."""
 
 KINDS = {
     "attach-bodies": EXACT,
+    "constant-shapes": EXACT,
     "eliminate-common-subexpressions": EXACT,
     "name-sanity": EXACT,
     "quantize-embedding": EIGHT_BITS,

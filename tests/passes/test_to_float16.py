@@ -75,6 +75,18 @@ def test_angles_stay_exact_and_are_rounded_last():
     np.testing.assert_allclose(got, np.concatenate([a * c - b * s, b * c + a * s], -1), atol=4e-3)
 
 
+def test_attention_sinks_stay_float32():
+    model = text_model(
+        """agraph (float[1, 2, seq, 8] q, float[1, 2, max, 8] kp, float[1, 2, max, 8] vp, int32[1] past, float[2] sinks)
+        => (float[1, 2, seq, 8] tap, float[1, 2, max, 8] ko, float[1, 2, max, 8] vo) <float[1, 2, seq, 8] o>
+        { o, ko, vo = ai.dspark.VerifyAttention(q, q, q, kp, vp, past, sinks) tap = Identity(o) }""",
+        sinks=np.ones(2, np.float32),
+    )
+    ToFloat16Pass()(model)
+    types = [value.dtype.name for value in next(iter(model.graph)).inputs]
+    assert types == ["FLOAT16"] * 5 + ["INT32", "FLOAT"]
+
+
 def test_a_weight_that_float32_needs_too_is_converted_beside_it():
     model = text_model(
         """agraph (float[batch, 32] x, float[32, 32] w) => (float[batch, 32] tap, float[32, 32] e)

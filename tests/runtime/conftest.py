@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from scripted_text import OPTIONS, TARGET
+from stub_cuda.build import PROVIDER, build_stubs
 from toy_bundle import toy_bundle
 
 from dsc.runtime import load
@@ -23,6 +24,12 @@ def mock_library(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("mock") / "libmockcuda.so"
     subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of stub CUDA libraries for onnxruntime's CUDA provider."""
+    return build_stubs(PROVIDER, tmp_path_factory.mktemp("stubs"))
 
 
 @pytest.fixture(scope="module")

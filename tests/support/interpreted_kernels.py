@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import importlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 
 import torch
@@ -18,6 +18,7 @@ from launch_records import record
 
 from dsc.kernels.gpu_targets import architecture
 from dsc.kernels.kernel_table import all_variants
+from dsc.kernels.kernel_variant import KernelVariant
 from dsc.kernels.launch_record import KernelArg
 from dsc.runtime.device_kernels import DeviceKernels
 from dsc.runtime.kernel_choice import CudaDevice
@@ -33,6 +34,23 @@ def pointer(address: int, kind: torch.dtype) -> torch.Tensor:
     if not address:
         return torch.zeros(1, dtype=kind)
     return torch.frombuffer((ctypes.c_char * 8).from_address(address), dtype=torch.uint8).view(kind)
+
+
+def interpret(
+    variant: KernelVariant,
+    blocks: tuple[int, ...],
+    values: Mapping[str, int | float],
+    rows: torch.dtype = torch.float16,
+) -> None:
+    """Run a variant on addresses and numbers by argument name; `rows` is the type of its float16 pointers."""
+    kinds = _TYPES | {"fp16": rows}
+    given = {
+        name: pointer(int(values[name]), kinds[kind[1:]]) if kind.startswith("*") else values[name]
+        for name, kind in variant.signature
+    }
+    constants = {n: getattr(tl, v) if isinstance(v, str) else v for n, v in variant.constants.items()}
+    function = getattr(importlib.import_module(f"dsc.kernels.{variant.module}"), variant.function)
+    function[blocks](**given, **constants)
 
 
 class InterpretedKernels(DeviceKernels):
@@ -63,17 +81,10 @@ class InterpretedKernels(DeviceKernels):
         made = self.choice.choose(kernel, axes, {name: v for name, v in values.items() if isinstance(v, int)})
         bound = super().bind(kernel, axes, values)
         variant = self.variants[made.variant]
-        kinds = _TYPES | {"fp16": rows}
-        given = {
-            arg.name: pointer(values[arg.name], kinds[arg.type[1:]]) if arg.is_pointer else values[arg.name]
-            for arg in made.args
-        }
-        constants = {n: getattr(tl, v) if isinstance(v, str) else v for n, v in variant.constants.items()}
-        function = getattr(importlib.import_module(f"dsc.kernels.{variant.module}"), variant.function)
 
         def run(stream: int = 0) -> None:
             self.launched[made.variant] += 1
-            function[bound.blocks](**given, **constants)
+            interpret(variant, bound.blocks, values, rows)
 
         return SimpleNamespace(run=run, blocks=bound.blocks, values=bound.values)
 

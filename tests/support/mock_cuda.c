@@ -72,6 +72,12 @@ int cuMemsetD2D8Async(uint64_t to, size_t pitch, unsigned char byte, size_t widt
     for (size_t i = 0; i < height; i++) memset((char *)to + i * pitch, byte, width);
     return 0;
 }
+int cuMemsetD32Async(uint64_t to, unsigned value, size_t n, void *stream) {
+    if (!current) return 201;
+    stream_event("set", n, stream);
+    for (size_t i = 0; i < n; i++) ((unsigned *)to)[i] = value;
+    return 0;
+}
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t nbytes, void *stream) {
     if (!current) return 201;
     stream_event("upload", nbytes, stream);
@@ -82,6 +88,20 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t nbytes, void *stream) {
     if (!current) return 201;
     stream_event("download", nbytes, stream);
     memcpy(to, (void *)from, nbytes);
+    return 0;
+}
+
+typedef struct {
+    size_t from_x, from_y; unsigned from_type; const char *from_host; uint64_t from; void *from_array;
+    size_t from_pitch, to_x, to_y; unsigned to_type; char *to_host; uint64_t to; void *to_array;
+    size_t to_pitch, width, height;
+} copy2d_t; /* CUDA_MEMCPY2D */
+int cuMemcpy2DAsync_v2(const copy2d_t *c, void *stream) {
+    if (!current) return 201;
+    if (c->from_type != 2 || c->to_type != 2 || c->width > c->from_pitch || c->width > c->to_pitch) return 1;
+    stream_event("copy device_to_device", c->width * c->height, stream);
+    for (size_t i = 0; i < c->height; i++)
+        memcpy((char *)c->to + i * c->to_pitch, (char *)c->from + i * c->from_pitch, c->width);
     return 0;
 }
 

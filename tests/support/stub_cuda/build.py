@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import defaultdict
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+PACKAGE = FOLDER.parents[2] / "build" / "ort-gpu"
+PROVIDER = PACKAGE / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
+WHY_NOT = "needs onnxruntime-gpu in build/ort-gpu: make ort-gpu"
 DRIVER = "libcuda.so.1"
 SOURCES = {DRIVER: FOLDER.parent / "mock_cuda.c", "libcudart.so.13": FOLDER / "runtime.c"}
 SOURCES["libcublas.so.13"] = FOLDER / "cublas.c"
+
+
+def environment(stubs: Path) -> dict[str, str]:
+    """Of a process that gets the GPU build of onnxruntime and the stubs."""
+    return os.environ | {"LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": str(PACKAGE)}
 
 
 def build_stubs(provider: Path, folder: Path) -> Path:
