@@ -180,7 +180,7 @@ class Fallback(StrictModel):
         max_overhead: share of plain decoding's time that speculation may cost on text it cannot predict.
         cooldown_rounds: plain rounds before the first probe; doubled after each that fails.
         max_cooldown_rounds: where the doubling ends.
-        probe_interval: rounds between probes of a proposer that is not in use.
+        probe_interval: changes nothing: a proposer that rests is tried again when its cool-down has ended.
         probe_rounds: rounds of speculation that make a probe.
     """
 
@@ -392,6 +392,6 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> None:
 def _element(node: Any, part: str, path: str) -> Any:
     if not isinstance(node, list):
         raise ConfigError(path, f"{part!r} is not a field", "the field before it has no parts")
-    if not (part.isascii() and part.isdigit() and int(part) < len(node)):
+    if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(node)):
         raise ConfigError(path, f"an element from 0 to {len(node) - 1} is required, got {part[:40]!r}")
     return node[int(part)]

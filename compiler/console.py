@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsc.bundle_schema.errors import CheckFailed, RequestError
+from dsc.bundle_schema.errors import CheckFailed, DscError, HostError, RequestError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,6 +20,15 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 class ReportedFailure(CheckFailed):
     """A check whose report is on stdout already, with what failed in it."""
+
+
+class ReportedHostError(HostError):
+    """The same of what the machine lacks."""
+
+
+def is_reported(error: DscError) -> bool:
+    """Whether standard output has a report that tells of the error."""
+    return isinstance(error, ReportedFailure | ReportedHostError)
 
 
 def is_terminal() -> bool:
@@ -34,6 +43,11 @@ def format_nbytes(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} {_UNITS[-1]}"
+
+
+def parse_number(text: str) -> int | None:
+    """A whole number as people type it, of at most nine digits; None when it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
 
 
 def print_json(data: Any) -> None:
@@ -53,7 +67,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120, soft_wrap=False).print(table)
+    # Names and messages are shown as they are: brackets and colons in them are no markup.
+    Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False).print(table)
 
 
 def print_fields(title: str, fields: dict[str, object]) -> None:

@@ -19,11 +19,12 @@ from dsc.bundle_schema.dflash_config import (
     parse_config,
 )
 from dsc.bundle_schema.errors import RequestError
-from dsc.compiler.console import save_picture
+from dsc.compiler.console import parse_number, save_picture
 from dsc.compiler.replay import ReplayCounts, ReplaySetup, replay
 from dsc.compiler.trace_reader import TracedRequest, measured_rounds, read_trace, recorded_acceptance
 from dsc.runtime.acceptance import RoundCosts
 from dsc.runtime.costs import assumed_costs, curve_costs
+from dsc.runtime.model_id import ModelId, model_id
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG
 from dsc.runtime.schedule_setup import LOOKUPS, draft_prior
@@ -51,11 +52,12 @@ def parse_policies(text: str) -> list[PolicySpec]:
 
 
 def _parse_policy(text: str) -> PolicySpec:
-    name, _, window = text.partition(":")
+    name, _, digits = text.partition(":")
+    window = parse_number(digits)
     if text == "off":
         return PolicySpec(text, None)
-    if name == "fixed" and window.isdecimal() and 1 <= int(window) <= MAX_WINDOW:
-        return PolicySpec(text, "fixed", int(window))
+    if name == "fixed" and window is not None and 1 <= window <= MAX_WINDOW:
+        return PolicySpec(text, "fixed", window)
     if text in get_args(PolicyName):
         return PolicySpec(text, cast("PolicyName", text))
     known = "off, fixed, fixed:1 to fixed:16, rules, calibrated, batched"
@@ -65,8 +67,9 @@ def _parse_policy(text: str) -> PolicySpec:
 class _Bench:
     """A bundle's schedule and a trace, on which policies are tried."""
 
-    def __init__(self, bundle: Path, requests: Sequence[TracedRequest], source: CostSource) -> None:
+    def __init__(self, bundle: Path, trace: Path, requests: Sequence[TracedRequest], source: CostSource) -> None:
         opened = open_bundle(bundle)
+        _require_model(trace, requests, model_id(opened.manifest))
         self._config = parse_config(opened.read(DFLASH_CONFIG_NAME))
         self._draft: ProposerKind = opened.manifest.draft.kind
         self._has_model = opened.manifest.draft.model is not None
@@ -162,12 +165,12 @@ def simulate(bundle: Path, trace: Path, policies: str, source: CostSource = "cur
         and why rounds were plain; `recorded`, the trace's own run; `notes` on what had to be assumed.
 
     Raises:
-        RequestError: a policy or the trace is not what it should be.
+        RequestError: a policy or the trace is not what it should be, or another model was recorded.
         BundleError: the bundle is not sound.
     """
     specs = parse_policies(policies)
     requests = read_trace(trace)
-    bench = _Bench(bundle, requests, source)
+    bench = _Bench(bundle, trace, requests, source)
     rows = [_row(spec.text, bench.run(spec)) for spec in specs]
     return {
         "bundle": str(bundle),
@@ -178,6 +181,15 @@ def simulate(bundle: Path, trace: Path, policies: str, source: CostSource = "cur
         "rows": rows,
         "notes": _notes(bench, requests),
     }
+
+
+def _require_model(trace: Path, requests: Sequence[TracedRequest], own: ModelId) -> None:
+    for line in (request.request for request in requests):
+        if line.model != own.digest:
+            found = ModelId(line.name, line.model)
+            raise RequestError(
+                str(trace), f"a recording of {own} is required, got one of {found}", "record it with this bundle"
+            )
 
 
 def _row(name: str, counts: ReplayCounts) -> dict[str, Any]:

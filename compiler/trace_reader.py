@@ -26,6 +26,8 @@ class RequestLine(_Line):
 
     event: Literal["request"]
     schema_version: str
+    name: str
+    model: str
     policy: str
     speculation: str
     max_tokens: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dsc.bundle_schema.errors import RequestError
@@ -70,6 +71,40 @@ def stop_texts(value: Any) -> tuple[str, ...]:
         if not text:
             raise RequestError("stop", "texts of at least one character are required, got an empty one")
     return texts
+
+
+def file_path(value: Any, where: str) -> Path:
+    """A path.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        return Path(value)
+    except TypeError:
+        raise RequestError(where, f"a path is required, got {_shown(value)}") from None
+
+
+def flag(value: Any, where: str) -> bool:
+    """A truth value; a text that says "no" is none.
+
+    Raises:
+        RequestError: it is none.
+    """
+    if not isinstance(value, bool):
+        raise RequestError(where, f"True or False is required, got {_shown(value)}")
+    return value
+
+
+def number(value: Any) -> Any:
+    """For fields of pydantic's: refuse a text or a truth value, which it takes for a number.
+
+    Raises:
+        ValueError: it is one of them.
+    """
+    if isinstance(value, bool | str):
+        raise ValueError("a number is required")  # noqa: TRY004 - what pydantic reports
+    return value
 
 
 def callables(value: Any, where: str) -> tuple[Callable[..., None], ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsc.bundle_schema.errors import RequestError
+from dsc.runtime.arguments import whole_number
 from dsc.runtime.request import GenerationResult, Message
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ class Conversation:
         """Add a user's message and the model's answer; `options` are those of `SpeculativeModel.generate`.
 
         A turn that fails leaves the messages as they were.
+
+        Raises:
+            RequestError: `text` is no text.
         """
+        if not isinstance(text, str):
+            raise RequestError("text", f"a text is required, got {text!r}")
         turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
         result = self._model.stream(turn, reuse_cache=True, **options).finish()
         self.messages = [*turn, {"role": "assistant", "content": result.text}]
@@ -40,9 +46,7 @@ class Conversation:
             RequestError: there are not so many.
         """
         answers = sum(message.get("role") == "assistant" for message in self.messages)
-        if not 0 <= turns <= answers:
-            raise RequestError("turns", f"at most {answers} can be dropped, got {turns}")
-        if turns:
+        if turns := whole_number(turns, "turns", 0, answers):
             del self.messages[-2 * turns :]
 
     def reset(self) -> None:

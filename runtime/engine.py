@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dsc.bundle_schema.errors import GenerationError, RequestError
-from dsc.runtime.arguments import whole_number
+from dsc.runtime.arguments import flag, whole_number
 from dsc.runtime.request import Prompt
 from dsc.runtime.rounds import Rounds
 from dsc.runtime.tenants import cap_request, tenant_cap
@@ -62,7 +62,7 @@ class Engine:
         )
         self._changed = Condition()
         self._stepping = Lock()  # one round at a time, whoever runs it
-        self._background = background
+        self._background = flag(background, "background")
         self._clock = clock
         self._thread: Thread | None = None
         self._closed = False
@@ -86,8 +86,7 @@ class Engine:
         if time_limit is not None and not (_is_number(time_limit) and time_limit > 0):
             raise RequestError("time_limit", f"seconds above 0 are required, got {time_limit!r}")
         with self._changed:
-            if self._closed:
-                raise GenerationError("engine", "is closed", "make another one")
+            self._require_open()
             request = self._rounds.length.fit(request, self._model.bundle.manifest.target.info.vocab_size)
             stats, drive = self._rounds.stats, None if self._background else self.step
             ticket = Ticket(stats.submitted + 1, request, tenant, self._changed, drive)
@@ -95,6 +94,10 @@ class Engine:
             stats.submitted += 1
             self._wake()
         return ticket
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise GenerationError("engine", "is closed", "make another one")
 
     def _wake(self) -> None:
         """Let the thread look; start it for the first time."""
@@ -112,8 +115,10 @@ class Engine:
         Raises:
             RequestError: it is no whole number above 0.
             PlanError: it is more than the bundle was compiled for.
+            GenerationError: the engine is closed.
         """
         with self._changed:
+            self._require_open()
             self._rounds.length.ask(whole_number(max_length, "max_length", 1))
             self._wake()
         if not self._background:

@@ -26,6 +26,7 @@ from dsc.runtime.device_verify import DeviceTail
 from dsc.runtime.engine import Engine
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.kv_arena import KvArena
+from dsc.runtime.model_id import model_id
 from dsc.runtime.prefix_cache import PrefixCache
 from dsc.runtime.recall import recall
 from dsc.runtime.request import (
@@ -45,7 +46,7 @@ from dsc.runtime.start import start_decoding
 from dsc.runtime.stats import GenerationStats
 from dsc.runtime.stream import GenerationStream
 from dsc.runtime.text import TextCodec
-from dsc.runtime.trace import TraceTarget, TraceWriter
+from dsc.runtime.trace import TraceTarget, TraceWriter, trace_target
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class SpeculativeModel:
             HostError: it cannot be written.
         """
         with self.exclusive():
-            self.scheduler.continuations.save(Path(path), self.scheduler.identity())
+            self.scheduler.continuations.save(arguments.file_path(path, "path"), model_id(self.bundle.manifest).digest)
 
     def load_continuations(self, path: Path | str) -> int:
         """Add the continuations of a file, and return how many it had.
@@ -123,9 +124,11 @@ class SpeculativeModel:
         Raises:
             RequestError: the file is missing, damaged, or of another model; nothing was added.
         """
-        vocab_size = self.bundle.manifest.target.info.vocab_size
+        manifest = self.bundle.manifest
         with self.exclusive():
-            return self.scheduler.continuations.load(Path(path), self.scheduler.identity(), vocab_size)
+            return self.scheduler.continuations.load(
+                arguments.file_path(path, "path"), model_id(manifest).digest, manifest.target.info.vocab_size
+            )
 
     def generate(
         self,
@@ -199,17 +202,17 @@ class SpeculativeModel:
         stop_strings = arguments.stop_texts(stop)
         if stop_strings and self.bundle.codec is None:
             raise RequestError("stop", "stop strings need a tokenizer, the bundle has none", "use stop_tokens")
-        eos = () if ignore_eos else self.bundle.manifest.target.info.eos_ids
+        eos = () if arguments.flag(ignore_eos, "ignore_eos") else self.bundle.manifest.target.info.eos_ids
         request = Request(
             ids=ids,
             max_tokens=token_limit(len(ids), max_new_tokens, self.max_length),
-            sampling=sampling_params(sampling, seed),
+            sampling=sampling_params(sampling, seed, vocab_size),
             stop_ids=frozenset((*eos, *arguments.stop_tokens(stop_tokens, vocab_size))),
             stop_strings=stop_strings,
             speculation=speculation_options(speculation),
             processors=arguments.callables(processors, "processors"),
-            reuse_cache=reuse_cache,
-            trace=trace,
+            reuse_cache=None if reuse_cache is None else arguments.flag(reuse_cache, "reuse_cache"),
+            trace=trace_target(trace),
         )
         self.scheduler.speculator(
             request.speculation, len(ids), GenerationStats()

@@ -13,7 +13,7 @@ from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, check_plan, parse_plan
 from dsc.kernels.cuda_op import find_cuda_op
 from dsc.kernels.native import NativeLibrary, find_library
-from dsc.runtime.arguments import whole_number
+from dsc.runtime.arguments import file_path, flag, whole_number
 from dsc.runtime.cuda_placer import CudaPlacer
 from dsc.runtime.generate import LoadedBundle, SpeculativeModel
 from dsc.runtime.host import SessionSettings, choose_threads, require_onnxruntime, require_provider
@@ -61,6 +61,9 @@ def load(
         CheckFailed: `certified`, and the certificate says otherwise.
         RequestError: an argument is wrong.
     """
+    flag(strict, "strict")
+    flag(certified, "certified")
+    override_file = None if override is None else file_path(override, "override")
     bundle = open_bundle(path)
     manifest = bundle.manifest
     require_onnxruntime(manifest.requires.min_onnxruntime, str(path))
@@ -99,7 +102,7 @@ def load(
             profile=describe_profile(config, profile, facts),
             codec=TextCodec(_tokenizer_files(bundle)) if manifest.tokenizer.members else None,
             max_length=limit,
-            override=Path(override) if override is not None else None,
+            override=override_file,
         )
     )
 

@@ -115,6 +115,7 @@ class NgramProposer(Lookup):
     }  # fmt: skip
 
     def __init__(self, min_match: int = 1, max_match: int = 4) -> None:
+        self.matches = (min_match, max_match)
         self._index = NgramIndex(min_match, max_match)
         self._match: Match | None = None
 
@@ -168,7 +169,8 @@ class ModelProposer(DraftReading):
     Args:
         kind: its row in the configuration's table.
         model: the draft and its cache.
-        prior: acceptance of the first and of later drafts before any was seen.
+        prior: acceptance of the first and of later drafts before any was seen; may be changed between requests as
+            `expected`.
         n_shared: ids below this mean the same to draft and target; only they are proposed.
         vocab_size: ids below this have an embedding in the draft.
         unknown_id: read in place of any other id.
@@ -189,7 +191,7 @@ class ModelProposer(DraftReading):
         self.kind = kind
         self.longest = model.max_length
         self._model = model
-        self._prior = prior
+        self.expected = prior
         self._n_shared = n_shared
         self._vocab_size = vocab_size
         self._unknown_id = unknown_id
@@ -234,7 +236,7 @@ class ModelProposer(DraftReading):
 
     def prior(self, kind: str) -> tuple[float, float]:
         """As stated when the proposer was made; without the beginning of the text it is right less often."""
-        return model_prior(self._prior, kind)
+        return model_prior(self.expected, kind)
 
 
 def model_prior(prior: tuple[float, float], kind: str) -> tuple[float, float]:

@@ -7,7 +7,7 @@ pieces of the prompts of those that have just come. Everything else in a round i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,8 @@ class Rounds:
         try:
             generation = self._start(ticket, sequence, closing)
         except Exception as error:
-            closing.close()
+            with suppress(DscError):
+                closing.close()
             self._pool.free(sequence)
             self._fail(ticket, error)
         else:
@@ -160,7 +161,7 @@ class Rounds:
     def fail_all(self, error: Exception) -> None:
         """End every request with an error."""
         for running in list(self.running):
-            self._release(running)
+            self._drop(running)
             self._fail(running.ticket, error)
 
     def round(self) -> None:
@@ -266,7 +267,7 @@ class Rounds:
             yield
         except Exception as error:
             if running in self.running:
-                self._release(running)
+                self._drop(running)
             self._fail(running.ticket, error)
 
     def _leave(self, running: Running) -> None:
@@ -284,9 +285,15 @@ class Rounds:
         return {owner: self._pool.zone(sequence, owner) for owner in self._pool.owners}
 
     def _release(self, running: Running) -> None:
+        """Raises RequestError where a trace cannot be written to its end."""
         self.running.remove(running)
         self._pool.free(running.sequence)
         running.closing.close()
+
+    def _drop(self, running: Running) -> None:
+        """Release a request that has failed already."""
+        with suppress(DscError):
+            self._release(running)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         ticket.finish(None, error)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dsc.bundle_schema.errors import RequestError
+from dsc.runtime.arguments import number
 
 _DRAWS_PER_BLOCK = 256
 _COLDEST = 1e-5  # below, the division would leave float32's range; the most likely token is what is left
@@ -45,6 +46,8 @@ class SamplingParams(BaseModel):
     )
     seed: int | None = Field(default=None, ge=0, lt=2**64)
 
+    _numbers = field_validator("*", mode="before")(number)
+
     @property
     def greedy(self) -> bool:
         """No randomness: the most likely token after penalties."""
@@ -62,21 +65,28 @@ class SamplingParams(BaseModel):
         return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias)
 
 
-def sampling_params(value: SamplingParams | Mapping[str, Any] | None, seed: int | None) -> SamplingParams:
+def sampling_params(
+    value: SamplingParams | Mapping[str, Any] | None, seed: int | None, vocab_size: int
+) -> SamplingParams:
     """The parameters of a request from what its caller gave.
 
     Raises:
-        RequestError: an unknown or out-of-range field, named.
+        RequestError: an unknown or out-of-range field, named, or a bias of a token that the vocabulary has not.
     """
     if not (value is None or isinstance(value, SamplingParams | Mapping)):
         raise RequestError("sampling", f"SamplingParams or a mapping of their fields is required, got {value!r}")
     try:
         params = value if isinstance(value, SamplingParams) else SamplingParams.model_validate(value or {})
-        return params if seed is None else SamplingParams(**{**params.model_dump(), "seed": seed})
+        params = params if seed is None else SamplingParams(**{**params.model_dump(), "seed": seed})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise RequestError(f"sampling.{field}", f"{first['msg']}, got {first['input']!r}") from error
+        what = f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r}"
+        raise RequestError(f"sampling.{field}", what) from error
+    for token in params.logit_bias:
+        if token >= vocab_size:
+            raise RequestError("sampling.logit_bias", f"token ids below {vocab_size} are required, got {token}")
+    return params
 
 
 class UniformDraws:
@@ -122,9 +132,6 @@ class LogitsEditor:
         self._seen = np.zeros(vocab_size, bool)  # in prompt or output
         self._counts = np.zeros(vocab_size, np.int32)  # in the output
         self._known = 0
-        bad = [token for token in params.logit_bias if token >= vocab_size]
-        if bad:
-            raise RequestError("sampling.logit_bias", f"token ids below {vocab_size} are required, got {bad[0]}")
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
 

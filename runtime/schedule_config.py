@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsc.bundle_schema.dflash_config import DflashConfig, apply_override
+from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind, apply_override
 from dsc.bundle_schema.errors import ConfigError, DscError
 from dsc.bundle_schema.strict_json import parse_object
-from dsc.runtime.config_notes import held_back_fields, unused_fields
+from dsc.runtime.config_notes import held_back_fields, unread_fields, unused_fields
 from dsc.runtime.memory_pressure import PressureWatch
 
 
@@ -26,6 +26,7 @@ class LiveConfig:
         bundle: as compiled.
         override: file of changes; need not exist.
         watch: changes the configuration while memory is short.
+        draft: the kind of draft that the bundle has; None when that is not known.
 
     Attributes:
         current: what decides the next round.
@@ -35,12 +36,19 @@ class LiveConfig:
         notes: what the configuration asks for and this runtime does not do, with the reason.
     """
 
-    def __init__(self, bundle: DflashConfig, override: Path | None = None, watch: PressureWatch | None = None) -> None:
+    def __init__(
+        self,
+        bundle: DflashConfig,
+        override: Path | None = None,
+        watch: PressureWatch | None = None,
+        draft: ProposerKind | None = None,
+    ) -> None:
         self.current = self.configured = bundle
         self.version = 0
         self.updates: list[str] = []
-        self.notes = unused_fields(bundle)
+        self.notes = unused_fields(bundle, draft)
         self._bundle = bundle
+        self._draft = draft
         self._called: dict[str, Any] = {}
         self._from_file: dict[str, Any] = {}
         self._file = override
@@ -54,6 +62,9 @@ class LiveConfig:
         Raises:
             ConfigError: names the field and says why; nothing has changed.
         """
+        if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
+            what = f"a mapping of dotted paths to values is required, got {str(changes)[:80]!r}"
+            raise ConfigError("changes", what, 'for example {"windows.max": 6}')
         called = {**self._called, **changes}
         try:
             self._take(called, self._from_file, f"call: {', '.join(changes)}")
@@ -85,7 +96,11 @@ class LiveConfig:
         configured = apply_override(self._bundle, {**called, **from_file})
         pressed = self._watch.changes(configured) if self._watch is not None else {}
         self.configured, self.current = configured, apply_override(configured, pressed) if pressed else configured
-        self.notes = [*unused_fields(configured), *held_back_fields(self._bundle, configured)]
+        self.notes = [
+            *unused_fields(configured, self._draft),
+            *unread_fields(self._bundle, configured),
+            *held_back_fields(self._bundle, configured),
+        ]
         self.version += 1
         self._report(f"taken, {what}")
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
 
-from dsc.bundle_schema.container import WEIGHTS_NAME
 from dsc.bundle_schema.dflash_config import DflashConfig, ProposerKind
 from dsc.bundle_schema.errors import RequestError
 from dsc.bundle_schema.manifest import Manifest
@@ -48,7 +46,8 @@ class Scheduler:
         draft: CachedModel | None,
         draft_failure: str,
     ) -> None:
-        self.live = LiveConfig(config, override, PressureWatch(manifest.draft.kind))
+        draft_kind = manifest.draft.kind
+        self.live = LiveConfig(config, override, PressureWatch(draft_kind), draft_kind)
         self.continuations = ContinuationCache(self.live.current.cache)
         self._manifest = manifest
         self._settings = settings
@@ -103,12 +102,6 @@ class Scheduler:
             self.continuations.configure(self.live.current.cache)
             self.continuations.remember(tokens, n_prompt, cuts)
 
-    def identity(self) -> str:
-        """Of the target, so that continuations of another model are not taken for its own."""
-        weights = self._manifest.member(WEIGHTS_NAME)
-        content = self._manifest.target.model_dump_json() + (weights.sha256 if weights is not None else "")
-        return hashlib.sha256(content.encode()).hexdigest()
-
     def speculator(
         self, options: SpeculationOptions | None, n_prompt: int, stats: GenerationStats, traced: bool = False
     ) -> Speculator | None:
@@ -158,19 +151,27 @@ class Scheduler:
     def _proposer(self, kind: ProposerKind, n_prompt: int) -> Proposer:
         if kind == "cache":
             return ContinuationProposer(self.continuations, n_prompt)
-        return self._proposers[kind]
+        found, config = self._proposers[kind], self.live.current
+        if isinstance(found, ModelProposer):
+            found.expected = (draft_prior(config, kind),) * 2
+        elif isinstance(found, NgramProposer) and found.matches != _matches(config):
+            found = self._proposers[kind] = NgramProposer(*_matches(config))
+        return found
 
 
 def _proposers(config: DflashConfig, manifest: Manifest, draft: CachedModel | None) -> dict[ProposerKind, Proposer]:
     """The proposers that outlive a request: prompt lookup, which needs nothing, and the bundle's draft model."""
-    row = config.proposers.get("ngram")
-    proposers: dict[ProposerKind, Proposer] = {
-        "ngram": NgramProposer(row.min_match, row.max_match) if row else NgramProposer()
-    }
+    proposers: dict[ProposerKind, Proposer] = {"ngram": NgramProposer(*_matches(config))}
     if draft is not None:
         kind: ProposerKind = manifest.draft.kind
         proposers[kind] = _model_proposer(kind, draft, manifest, draft_prior(config, kind))
     return proposers
+
+
+def _matches(config: DflashConfig) -> tuple[int, int]:
+    """Tokens that a lookup must, and at most may, match."""
+    row = config.proposers.get("ngram")
+    return NgramProposer().matches if row is None else (row.min_match, row.max_match)
 
 
 def draft_prior(config: DflashConfig, kind: ProposerKind) -> float:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig
 from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
 from dsc.bundle_schema.errors import RequestError
+from dsc.runtime.arguments import number
 from dsc.runtime.continuation_cache import ContinuationProposer, anchor
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_config import LiveConfig
@@ -49,7 +50,15 @@ class SpeculationOptions(BaseModel):
     proposer: str | None = None
     window: Annotated[int, Field(ge=0, le=MAX_WINDOW)] | None = None
     max_window: Annotated[int, Field(ge=1, le=MAX_WINDOW)] | None = None
-    fallback: bool | None = None
+    fallback: Annotated[bool, Field(strict=True)] | None = None
+
+    _numbers = field_validator("window", "max_window", mode="before")(number)
+
+    @model_validator(mode="after")
+    def _one_window(self) -> Self:
+        if self.window is not None and self.max_window is not None:
+            raise ValueError("window or max_window is required, the cap of one that is not given")
+        return self
 
 
 SpeculationRequest = Literal["auto", "off"] | Mapping[str, Any] | SpeculationOptions
@@ -71,8 +80,8 @@ def speculation_options(request: SpeculationRequest) -> SpeculationOptions | Non
         return SpeculationOptions.model_validate(request)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise RequestError(f"speculation.{field}", f"{first['msg']}, got {first['input']!r}") from error
+        where = ".".join(("speculation", *map(str, first["loc"])))
+        raise RequestError(where, f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r}") from error
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dsc.runtime.decode import Decoding, LogitsHook
 from dsc.runtime.judge import judge_for
+from dsc.runtime.model_id import model_id
 from dsc.runtime.request import Request
 from dsc.runtime.sampling import LogitsEditor, UniformDraws
 from dsc.runtime.schedule_setup import Scheduler
@@ -42,7 +43,7 @@ def start_decoding(
     speculator = scheduler.speculator(request.speculation, len(tokens), stats, trace is not None)
     stats.memory_pressure = scheduler.live.pressed
     if trace is not None:
-        trace.request(stats, tokens, request.max_tokens, request.stop_ids)
+        trace.request(stats, model_id(bundle.manifest), tokens, request.max_tokens, request.stop_ids)
     return Decoding(
         tokens=tokens,
         target=judge.target,

@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 from dsc.bundle_schema.errors import RequestError
 
 if TYPE_CHECKING:
+    from dsc.runtime.model_id import ModelId
     from dsc.runtime.speculator import Draft
     from dsc.runtime.stats import GenerationStats
 
-TRACE_SCHEMA: Final = "1.0"
+TRACE_SCHEMA: Final = "1.1"
 
 TraceTarget = str | os.PathLike[str] | IO[str]
+
+
+def trace_target(value: Any) -> TraceTarget | None:
+    """What a caller gave as a trace.
+
+    Raises:
+        RequestError: it is neither a path nor a file.
+    """
+    if value is None or isinstance(value, str | os.PathLike) or hasattr(value, "write"):
+        return cast("TraceTarget | None", value)
+    raise RequestError("trace", f"a path or a text file is required, got {value!r}")
 
 
 def open_trace(target: TraceTarget | None) -> AbstractContextManager[TraceWriter | None]:
@@ -37,21 +49,26 @@ class TraceWriter:
         target: a path, or a text file that stays open.
 
     Raises:
-        RequestError: it is neither a path nor a file, or the file cannot be opened.
+        RequestError: the file cannot be opened, or later not be written.
     """
 
     def __init__(self, target: TraceTarget) -> None:
         self._owned = isinstance(target, str | os.PathLike)
+        self._where = str(target) if self._owned else "trace"
         self._index = 0
         if isinstance(target, str | os.PathLike):
-            try:
+            with self._errors():
                 self._file: IO[str] = Path(target).open("a", encoding="utf-8")  # noqa: SIM115
-            except OSError as error:
-                raise RequestError(str(target), f"the trace cannot be written: {error.strerror}") from error
-        elif hasattr(target, "write"):
-            self._file = target
         else:
-            raise RequestError("trace", f"a path or a text file is required, got {target!r}")
+            self._file = target
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # the disk is full, the file was closed, the name is none
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise RequestError(self._where, f"the trace cannot be written: {why}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -60,14 +77,19 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._owned:
-            self._file.close()
+            with self._errors():
+                self._file.close()
 
-    def request(self, stats: GenerationStats, prompt: Sequence[int], max_tokens: int, stop_ids: Iterable[int]) -> None:
-        """The first line: what was asked, and by which schedule."""
+    def request(
+        self, stats: GenerationStats, model: ModelId, prompt: Sequence[int], max_tokens: int, stop_ids: Iterable[int]
+    ) -> None:
+        """The first line: what was asked, of which model, and by which schedule."""
         self._write(
             {
                 "event": "request",
                 "schema_version": TRACE_SCHEMA,
+                "name": model.name,
+                "model": model.digest,
                 "policy": stats.policy,
                 "config_version": stats.config_version,
                 "speculation": stats.speculation,
@@ -127,7 +149,8 @@ class TraceWriter:
         )
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        with self._errors():
+            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def _short(value: float | None) -> float | None:

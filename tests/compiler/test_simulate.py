@@ -11,6 +11,7 @@ from toy_bundle import toy_bundle
 
 from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
 from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.bundle_tools import set_config
 from dsc.compiler.simulate import draw_simulation, parse_policies, simulate
 from dsc.compiler.trace_reader import read_trace
 from dsc.runtime import load
@@ -149,7 +150,7 @@ def test_a_policy_that_is_none_is_named(text):
         (lambda lines: lines[1:], "begins with a request"),
         (lambda lines: [], "at least one generation"),
         (lambda lines: [*lines, "{"], "a JSON object is required"),
-        (lambda lines: [lines[0].replace('"1.0"', '"2.0"'), *lines[1:]], "schema 1.0 is required"),
+        (lambda lines: [lines[0].replace('"1.1"', '"2.0"'), *lines[1:]], "schema 1.1 is required"),
         (lambda lines: [lines[0], *lines[2:]], "a round at 5 tokens is required, got one at 6"),
         (lambda lines: [lines[0], lines[1].replace('"accepted":0', '"accepted":9'), *lines[2:]], "cannot have been"),
         (lambda lines: [lines[0].replace('"prompt_ids"', '"prompt"'), *lines[1:]], "prompt_ids"),
@@ -162,6 +163,17 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path, change, message):
     trace.write_text("\n".join(change(trace.read_text().splitlines())))
     with pytest.raises(RequestError, match=message):
         read_trace(trace)
+
+
+def test_a_trace_of_another_model_is_refused_with_both_names(tmp_path):
+    path = bundle(tmp_path, draft=False, policy="fixed")
+    trace = tmp_path / "t.jsonl"
+    load(path, verify="never").generate(PROMPTS[0], 20, trace=trace)
+    other = toy_bundle(tmp_path / "other.dsmodel", DRAFT, max_length=256, history=False)
+    with pytest.raises(RequestError, match=r"a recording of 'toy' \(\w{12}\) is required, got one of 'toy' \(\w{12}\)"):
+        simulate(other, trace, "off")
+    set_config(path, ["policy=calibrated"])  # another schedule is what a simulation is for
+    assert simulate(path, trace, "off")["n_requests"] == 1
 
 
 def test_a_trace_that_breaks_off_counts_as_far_as_it_goes(tmp_path):

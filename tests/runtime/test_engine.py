@@ -211,6 +211,19 @@ def test_a_bundle_without_packed_rows_says_so(tmp_path):
     assert "compile it again" in engine.stats()["forward"]
 
 
+def test_a_trace_that_runs_out_of_room_ends_only_its_request(packed):
+    wanted = single(packed, PROMPTS[3], {"max_new_tokens": 9})
+    engine = packed.engine(slots=2, background=False)
+    bad = [engine.submit(PROMPTS[2], max_new_tokens=n, trace="/dev/full", stop_tokens=[]) for n in (2, 120)]
+    good = engine.submit(PROMPTS[3], max_new_tokens=9)
+    engine.run()
+    for ticket in bad:
+        with pytest.raises(RequestError, match="/dev/full: the trace cannot be written: No space left"):
+            ticket.result()
+    assert good.result().ids == wanted
+    assert (engine.stats()["failed"], engine.stats()["running"]) == (2, 0)
+
+
 def test_time_limits_end_requests_with_what_they_have(packed):
     now = [0.0]
     engine = packed.engine(slots=1, background=False, clock=lambda: now[0])
@@ -245,7 +258,9 @@ def test_tenants_take_turns_and_too_many_requests_are_refused(packed):
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"slots": 0}, "slots"), ({"max_waiting": 0}, "max_waiting"), ({"prefill_stretch": 0.5}, "prefill_stretch")]
-    + [({"prefill_stretch": wrong}, "at least 1 is required") for wrong in (float("nan"), "x", None)],
+    + [({"prefill_stretch": wrong}, "at least 1 is required") for wrong in (float("nan"), "x", None)]
+    + [({"slots": wrong}, "slots: ") for wrong in (1.5, True, "2", 10**6, None)]
+    + [({"background": "no"}, "background: True or False is required")],
 )
 def test_wrong_engines_are_refused(packed, options, message):
     with pytest.raises(RequestError, match=message):
@@ -267,6 +282,26 @@ def test_wrong_requests_are_refused_before_they_wait(packed):
         with pytest.raises(RequestError):
             engine.submit(PROMPTS[0], **wrong)
     assert engine.stats()["submitted"] == engine.stats()["waiting"] == 0
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_closed_engine_closes_again_and_takes_nothing_more(packed, background, used):
+    engine = packed.engine(background=background)
+    tickets = [engine.submit(PROMPTS[0], max_new_tokens=2)] if used else []
+    engine.close()
+    for _ in range(2):
+        engine.close()
+        engine.drain()
+        engine.run()
+        assert not engine.step()
+    for call in (lambda: engine.submit(PROMPTS[0]), lambda: engine.resize(64)):
+        with pytest.raises(GenerationError, match="engine: is closed"):
+            call()
+    assert all(ticket.done for ticket in tickets)
+    assert engine.stats()["submitted"] == len(tickets)
+    with engine:
+        pass
 
 
 def test_chunks_reach_threads_and_tasks(packed):

@@ -166,5 +166,5 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(model):
     with pytest.raises(Exception, match="at least 1 is required"):
         talk.send("world", max_new_tokens=0)
     assert talk.messages == before
-    with pytest.raises(Exception, match="at most 1 can be dropped, got 2"):
+    with pytest.raises(Exception, match="turns: at most 1 is allowed, got 2"):
         talk.rewind(2)

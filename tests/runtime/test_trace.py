@@ -50,7 +50,7 @@ def test_every_policy_gives_the_same_tokens_and_says_what_it_did(model, policy):
     expected = greedy_reference(TARGET, PROMPT, 120, history=False)
     assert list(result.ids) == expected
     first, *rounds, last = lines(file.getvalue())
-    assert (first["event"], first["schema_version"], first["policy"]) == ("request", "1.0", policy)
+    assert (first["event"], first["schema_version"], first["policy"]) == ("request", "1.1", policy)
     assert first["prompt_ids"] == PROMPT
     assert [token for line in rounds for token in line["new_ids"]] == expected
     assert [line["round"] for line in rounds] == list(range(len(rounds)))
