@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.errors import GenerationError, RequestError
 from dsc.compiler.calibration import calibration_ids
 from dsc.runtime.load import load
+from dsc.runtime.request import check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,16 @@ def _prompts(model: SpeculativeModel, path: Path | None) -> list[tuple[str, list
         raise RequestError(str(path), f"cannot read the prompts: {error}") from error
     if not lines:
         raise RequestError(str(path), "at least one prompt, one a line, is required, got none")
-    return [(line[:24], model.encode([{"role": "user", "content": line}])) for line in lines]
+    return [(line[:24], _prompt_ids(model, line)) for line in lines]
+
+
+def _prompt_ids(model: SpeculativeModel, line: str) -> list[int]:
+    ids = model.encode([{"role": "user", "content": line}])
+    try:
+        check_prompt(ids, model.bundle.manifest.target.info.vocab_size, model.max_length)
+    except GenerationError as error:
+        raise RequestError(f"prompt {line[:24]!r}", error.what, error.hint) from None
+    return ids
 
 
 def _bench_prompt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +21,12 @@ from dsc.compiler.request import (
     Precision,
     WeightOptions,
 )
+from dsc.compiler.request_checks import EVERY_PASS
 from dsc.kernels.attention_table import HEAD_SIZES
+from dsc.passes.matmul_weights import matmul_weights
 from dsc.passes.pass_order import Kernels as KernelSet
 from dsc.passes.pass_order import carried_blocks, kernel_passes, shared_passes, why_not_cuda_native, why_not_native
-from dsc.passes.pipeline import PipelineReport, load_pass, parse_pipeline, run_pipeline
+from dsc.passes.pipeline import PipelineReport, parse_pipeline, run_pipeline
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -50,8 +53,13 @@ class BuiltModel:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def effective_precision(weights: WeightOptions, exported: ExportedModel) -> Precision:
-    """What ``keep`` means for this model: its own blocks if it has some, float32 otherwise."""
+def effective_precision(weights: WeightOptions, exported: ExportedModel, passes: PassOptions) -> Precision:
+    """What ``keep`` means for this model: its own blocks if it has some, float32 otherwise.
+
+    Passes that the user gives say themselves what becomes of the weights: all they start from is float32.
+    """
+    if passes.pipeline is not None and weights.precision is not Precision.FP16:
+        return Precision.FP32
     if weights.precision is not Precision.KEEP:
         return weights.precision
     return Precision.KEEP if exported.block_weights else Precision.FP32
@@ -67,10 +75,11 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         PassError: a pass failed; it is named with those before it.
         RequestError: a pass, an option or a name to dump is unknown.
     """
-    precision = effective_precision(weights, exported)
+    precision = effective_precision(weights, exported, request.passes)
     _require_float32(owner, exported, precision)
     carried = _carried(exported, weights, precision)
     notes = _notes_on_blocks(owner, exported, precision, carried)
+    notes += _notes_on_unused(owner, exported, weights, precision, request.passes)
     shared = exported.model.clone()
     passes = _shared_passes(weights, precision, carried, request.passes)
     reports = {owner: run_pipeline(shared, passes, _dumper(owner, request.passes))}
@@ -89,8 +98,17 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         passes = kernel_passes(kernels, _name(precision), positions)
         reports[name] = run_pipeline(graph, passes, _dumper(name.replace(" ", "-"), request.passes))
         graphs.append(_graph_part(owner, kernels, graph, precision))
+    ran = {run.spec.partition("{")[0] for report in reports.values() for run in report.runs}
+    notes += [
+        f"{owner}: no graph after {name}: the pass did not run"
+        for name in request.passes.dump_after
+        if name not in (EVERY_PASS, *ran)
+    ]
     info = exported.info.model_copy(
-        update={"quantization": _described(precision, exported), "kv_dtype": pool_dtype(graphs[0].model)}
+        update={
+            "quantization": _described(precision, exported, request.passes),
+            "kv_dtype": pool_dtype(graphs[0].model),
+        }
     )
     return BuiltModel(ModelPart(info, tuple(graphs)), reports, tuple(notes), left_out)
 
@@ -121,8 +139,27 @@ def _notes_on_blocks(
     return [f"{owner}: {len(carried)} matrices are {kinds} in the checkpoint and were carried, not rounded again"]
 
 
-def _described(precision: Precision, exported: ExportedModel) -> str:
+def _notes_on_unused(
+    owner: str, exported: ExportedModel, weights: WeightOptions, precision: Precision, passes: PassOptions
+) -> list[str]:
+    """Options about weights that change nothing, with the reason."""
+    unused = weights.of_blocks()
+    if passes.pipeline is not None:
+        unused += ["precision"] if weights.precision in (Precision.INT8, Precision.INT4) else []
+        why = "the passes that were given say what becomes of the weights"
+    elif precision not in (Precision.FP32, Precision.FP16):
+        names = [weight.name for weight in matmul_weights(exported.model.graph)]
+        unused = [f"exclude {p!r}" for p in weights.exclude if not any(re.search(p, name) for name in names)]
+        why = "no matrix has such a name"
+    else:
+        why = f"the weights stay {precision}"
+    return [f"{owner}: {option} changes nothing: {why}" for option in unused]
+
+
+def _described(precision: Precision, exported: ExportedModel, passes: PassOptions) -> str:
     """The weights in words; carried blocks by their own names."""
+    if any(item.name.startswith("quantize-") for item in parse_pipeline(passes.pipeline or "")):
+        return "by the given passes"
     if precision is Precision.FP32 and exported.info.quantization != "none":
         return exported.info.quantization  # an adopted graph keeps the form it came in
     if precision is not Precision.KEEP:
@@ -180,19 +217,17 @@ def _dumper(stem: str, options: PassOptions) -> Callable[[GraphPass, ir.Model, P
     """Writes the graph as text after the passes that were asked for."""
     if not options.dump_after:
         return None
-    for name in options.dump_after:
-        if name != "all":
-            load_pass(name)
     folder = options.dump_dir or Path()
-    if not folder.is_dir():
-        raise RequestError("--dump-dir", f"a folder is required, got {folder}")
     count = 0
 
     def dump(graph_pass: GraphPass, model: ir.Model, run: PassRun) -> None:
         nonlocal count
         count += 1
-        if "all" in options.dump_after or graph_pass.name in options.dump_after:
+        if EVERY_PASS in options.dump_after or graph_pass.name in options.dump_after:
             path = folder / f"{stem}.{count:02d}.{graph_pass.name}.txt"
-            path.write_text(f"{run.spec}\n{model.graph}\n", encoding="utf-8")
+            try:
+                path.write_text(f"{run.spec}\n{model.graph}\n", encoding="utf-8")
+            except OSError as error:
+                raise RequestError(str(path), f"the graph cannot be written: {error.strerror}") from error
 
     return dump

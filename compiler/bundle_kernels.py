@@ -10,7 +10,7 @@ from dsc.bundle_schema.container import OpenBundle, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, parse_config
 from dsc.bundle_schema.errors import BundleError, KernelError, RequestError
 from dsc.bundle_schema.manifest import Manifest
-from dsc.compiler.console import format_nbytes
+from dsc.compiler.console import format_nbytes, parse_number
 from dsc.kernels.bundle_members import launch_records
 from dsc.kernels.gpu_targets import ARCHITECTURES
 from dsc.kernels.launch_record import LaunchRecord
@@ -153,10 +153,10 @@ def _grid_axes(record: LaunchRecord) -> list[str]:
 def _device(text: str, driver: str | None) -> CudaDevice | None:
     if text == "none":
         return None
-    if text.isdecimal():
+    if (ordinal := parse_number(text)) is not None:
         if driver is not None:
             raise RequestError("--driver", "is for a device that is named by its architecture", "leave it out")
-        with CudaDriver(int(text)) as real:
+        with CudaDriver(ordinal) as real:
             return real.device
     if text not in _DEVICES:
         known = ", ".join(_DEVICES)
@@ -173,10 +173,11 @@ def _device(text: str, driver: str | None) -> CudaDevice | None:
 
 
 def _driver_number(text: str) -> int:
-    major, dot, minor = text.partition(".")
-    if not major.isdecimal() or (dot and not minor.isdecimal()):
-        raise RequestError("--driver", f"a CUDA version such as 12.4 is required, got {text!r}")
-    return 1000 * int(major) + 10 * int(minor or 0)
+    parts = [parse_number(part) for part in text.split(".")]
+    if len(parts) > 2 or None in parts:
+        raise RequestError("--driver", f"a CUDA version such as 12.4 is required, got {text[:80]!r}")
+    major, minor = (*parts, 0)[:2]
+    return 1000 * (major or 0) + 10 * (minor or 0)
 
 
 def _needs(records: Iterable[LaunchRecord]) -> str:

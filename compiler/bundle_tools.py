@@ -22,6 +22,9 @@ from dsc.bundle_schema.errors import CheckFailed, DscError, RequestError
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, check_plan, parse_plan
 from dsc.compiler.bundle_kernels import check_kernels
 from dsc.compiler.console import format_nbytes
+from dsc.runtime.config_notes import unread_fields, unused_fields
+
+GRAPH_SUFFIX = ".onnx"
 
 
 def check_bundle(path: Path) -> dict[str, Any]:
@@ -111,8 +114,11 @@ def diff_bundles(first: Path, second: Path) -> list[tuple[str, str, str]]:
     return [row for row in rows if row[1] != row[2]]
 
 
-def set_config(path: Path, assignments: list[str]) -> dict[str, Any]:
+def set_config(path: Path, assignments: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Apply ``key=value`` changes to `dflash_config.json` and seal the bundle again.
+
+    Returns:
+        The changes, and notes on fields of the new configuration that change nothing, with the reason.
 
     Raises:
         RequestError: an assignment has no `=`, or a key comes twice.
@@ -127,9 +133,10 @@ def set_config(path: Path, assignments: list[str]) -> dict[str, Any]:
             raise RequestError(key, "one value is required, got several")
         changes[key] = _json_or_text(text)
     with open_bundle(path) as bundle:
-        config = parse_config(bundle.read(DFLASH_CONFIG_NAME))
-    rewrite_members(path, {DFLASH_CONFIG_NAME: dump_config(apply_override(config, changes))})
-    return changes
+        before, draft = parse_config(bundle.read(DFLASH_CONFIG_NAME)), bundle.manifest.draft.kind
+    config = apply_override(before, changes)
+    rewrite_members(path, {DFLASH_CONFIG_NAME: dump_config(config)})
+    return changes, [*unused_fields(config, draft), *unread_fields(before, config)]
 
 
 def extract_graph(path: Path, which: str, output: Path | None) -> Path:
@@ -154,6 +161,8 @@ def extract_graph(path: Path, which: str, output: Path | None) -> Path:
         output = path.with_name(f"{path.stem}.{member.replace('/', '.')}")
     if output.exists() and output.samefile(path):
         raise RequestError("--output", f"another file than the bundle is required, got {output}")
+    if output.exists() and output.suffix != GRAPH_SUFFIX:
+        raise RequestError(str(output), f"only an {GRAPH_SUFFIX} file may be replaced", "give another --output")
     try:
         output.write_bytes(data)
     except OSError as error:

@@ -39,12 +39,19 @@ def inspect_command(
     from dsc.compiler.bundle_tools import extract_graph
     from dsc.compiler.inspect import inspect_bundle, select_section
 
-    if graph is not None:
-        path = extract_graph(bundle, graph, output)
-        print(f"wrote {path} ({format_nbytes(path.stat().st_size)}; its weights stay in {bundle.name})")
-        return
+    _require_one({"--section": section, "--graph": graph, "--device": device})
+    if output is not None and graph is None:
+        raise RequestError("--output", "goes with --graph")
     if driver is not None and device is None:
         raise RequestError("--driver", "goes with --device")
+    if graph is not None:
+        path = extract_graph(bundle, graph, output)
+        nbytes = path.stat().st_size
+        if as_json:
+            print_json({"graph": str(path), "nbytes": nbytes, "weights": str(bundle)})
+        else:
+            print(f"wrote {path} ({format_nbytes(nbytes)}; its weights stay in {bundle.name})")
+        return
     if device is not None:
         from dsc.compiler.bundle_kernels import device_report
 
@@ -54,6 +61,12 @@ def inspect_command(
     if section is not None:
         report = select_section(report, section)
     print_report(report, as_json)
+
+
+def _require_one(options: dict[str, str | None]) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise RequestError(given[1], f"goes without {given[0]}", "each is an output of its own")
 
 
 def check_command(bundle: Bundle, as_json: AsJson = False, traceback: Traceback = False) -> None:
@@ -131,8 +144,14 @@ def set_command(
     """Change the DFlash configuration inside a bundle and seal it again."""
     from dsc.compiler.bundle_tools import set_config
 
-    changed = set_config(bundle, assignments)
-    print_report({"bundle": str(bundle), "changed": changed}, as_json)
+    changed, notes = set_config(bundle, assignments)
+    report = {"bundle": str(bundle), "changed": changed}
+    if as_json:
+        print_json({**report, "notes": notes})
+        return
+    print_report(report, as_json)
+    for note in notes:
+        print(f"note: {note}")
 
 
 def schema_command(

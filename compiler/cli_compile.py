@@ -115,5 +115,7 @@ def _request(recipe: Path | None, given: dict[str, Any]) -> CompileRequest:
     from dsc.compiler.request import build_request, load_recipe, merge_options
 
     base = load_recipe(recipe) if recipe is not None else {}
+    if "kind" in given["draft"] and isinstance(base.get("draft"), dict):  # another draft, not another kind of this one
+        base["draft"] = {key: value for key, value in base["draft"].items() if key not in ("kind", "source")}
     where = str(recipe) if recipe is not None else "dsc compile"
     return build_request(merge_options(base, given), where)

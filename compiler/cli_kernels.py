@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from dsc.bundle_schema.errors import RequestError
-from dsc.compiler.console import ReportedFailure, print_fields, print_json, print_table
+from dsc.compiler.console import ReportedFailure, parse_number, print_fields, print_json, print_table
+
+_ARCH = "sm_90"
 
 Arch = Annotated[str, typer.Option(help="build target, e.g. sm_90")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
@@ -26,12 +28,17 @@ def register(app: typer.Typer) -> None:
 @kernels.callback()
 def list_command(
     context: typer.Context,
-    arch: Arch = "sm_90",
+    arch: Arch = _ARCH,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
     """List the GPU kernels, show or time them."""
     if context.invoked_subcommand is not None:
+        if arch != _ARCH or as_json:
+            option = "--json" if as_json else "--arch"
+            raise RequestError(
+                option, f"is not for `dsc kernels {context.invoked_subcommand}`", "give it behind the command"
+            )
         return
     from dsc.compiler.kernel_sheet import list_kernels
 
@@ -64,7 +71,7 @@ def bundle_command(
 @kernels.command("show")
 def show_command(
     name: Annotated[str, typer.Argument(help="of a kernel or a variant")],
-    arch: Arch = "sm_90",
+    arch: Arch = _ARCH,
     axis: Annotated[list[str] | None, typer.Option(help="name=size, e.g. batch=8")] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -108,6 +115,7 @@ def bench_command(
     from dsc.compiler.kernel_bench import bench, copy_bandwidth, cuda_clock, open_device, standard_cases, write_report
 
     device = open_device()
+    _require_folder(out)
     lines = bench(device, standard_cases(), cuda_clock, repeats=repeats)
     files = write_report(out, device.driver.device, copy_bandwidth(cuda_clock), lines)
     if as_json:
@@ -122,6 +130,14 @@ def bench_command(
         )
 
 
+def _require_folder(path: Path) -> None:
+    """Make the folder before anything is timed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError("--out", f"a folder is required, {path} cannot be made: {error.strerror}") from error
+
+
 def _driver(version: int) -> str:
     return f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "-"
 
@@ -133,8 +149,11 @@ def _occupancy(found: dict[str, object]) -> str:
 def _axes(texts: list[str]) -> dict[str, int]:
     axes = {}
     for text in texts:
-        name, equals, size = text.partition("=")
-        if not equals or not size.isdecimal():
-            raise RequestError("--axis", f"name=size is required, got {text!r}")
-        axes[name] = int(size)
+        name, _, digits = text.partition("=")
+        size = parse_number(digits)
+        if size is None:
+            raise RequestError("--axis", f"name=size is required, got {text[:80]!r}")
+        if name in axes:
+            raise RequestError(f"--axis {name}", "one size is required, got several")
+        axes[name] = size
     return axes

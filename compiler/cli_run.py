@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dsc.bundle_schema.errors import RequestError
-from dsc.compiler.console import print_json, print_table
+from dsc.compiler.console import ReportedFailure, parse_number, print_json, print_table
 
 if TYPE_CHECKING:
     from dsc.runtime.speculator import SpeculationRequest
@@ -18,6 +18,19 @@ Bundle = Annotated[Path, typer.Argument(help="a .dsmodel file")]
 Threads = Annotated[int | None, typer.Option(help="default: the allowed CPUs")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="errors with their traceback")]
+
+_COLUMNS = (
+    "category",
+    "plain tok/s",
+    "spec tok/s",
+    "ratio",
+    "tokens/round",
+    "accepted",
+    "TTFT ms",
+    "p50 ms",
+    "p99 ms",
+    "same ids",
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +63,7 @@ def run_command(
     """Generate text with a bundle."""
     from dsc.runtime import load
 
-    text = sys.stdin.read() if prompt is None else prompt
+    text = _standard_input() if prompt is None else prompt
     if not text:
         raise RequestError("--prompt", "a prompt is required, got an empty one")
     model = load(bundle, provider=provider, threads=threads, max_length=max_length, kernels=kernels)
@@ -81,6 +94,13 @@ def run_command(
         print(result.stats.pretty(), file=sys.stderr)
 
 
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError("standard input", f"text in {error.encoding} is required: {error}") from None
+
+
 def speculation_option(text: str) -> SpeculationRequest:
     """`auto`, `off`, or a fixed window.
 
@@ -91,8 +111,9 @@ def speculation_option(text: str) -> SpeculationRequest:
         return "auto"
     if text == "off":
         return "off"
-    if text.isdecimal() and 1 <= int(text) <= 16:
-        return {"window": int(text)}
+    window = parse_number(text)
+    if window is not None and 1 <= window <= 16:
+        return {"window": window}
     raise RequestError("--speculation", f"auto, off or a window 1 to 16 is required, got {text!r}")
 
 
@@ -105,23 +126,13 @@ def bench_command(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Time speculation against the same bundle with speculation off, in turn, on real prompts."""
+    """Time speculation against the same bundle with speculation off, in turn; exit code 1 when outputs differ."""
     from dsc.compiler.bench import bench_bundle
 
     report = bench_bundle(bundle, prompts, max_new_tokens, rounds, threads)
     if as_json:
         print_json(report)
-        return
-    columns = (
-        "category",
-        "plain tok/s",
-        "spec tok/s",
-        "ratio",
-        "tokens/round",
-        "accepted",
-        "TTFT ms",
-        "p50 ms",
-        "p99 ms",
-        "same ids",
-    )
-    print_table(f"{bundle} ({report['threads']} threads, median of {rounds})", columns, report["rows"])
+    else:
+        print_table(f"{bundle} ({report['threads']} threads, median of {rounds})", _COLUMNS, report["rows"])
+    if differ := [row[0] for row in report["rows"] if row[-1] != "yes"]:
+        raise ReportedFailure(str(bundle), f"speculation changed the output of {', '.join(differ)}")

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dsc.bundle_schema.errors import HostError
-from dsc.compiler.console import ReportedFailure, print_fields, print_json, print_table
+from dsc.compiler.console import ReportedFailure, ReportedHostError, print_fields, print_json, print_table
 
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="errors with their traceback")]
@@ -48,7 +47,7 @@ def doctor_command(as_json: AsJson = False, traceback: Traceback = False) -> Non
         for problem in report["problems"]:
             print(f"problem: {problem}")
     if report["problems"]:
-        raise HostError("doctor", f"{len(report['problems'])} problems found", "each is named above")
+        raise ReportedHostError("doctor", f"{len(report['problems'])} problems found", "each is named above")
 
 
 def check_tokenizers_command(

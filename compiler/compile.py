@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dsc.bundle_schema.certificate import Certificate, TokenizerCheck
 from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig, Proposer, Windows
-from dsc.bundle_schema.errors import CheckFailed, RequestError
+from dsc.bundle_schema.errors import CheckFailed
 from dsc.bundle_schema.manifest import TokenizerEntry
 from dsc.compiler.build_graphs import BuiltModel, build_graphs
 from dsc.compiler.compile_report import CompileReport
-from dsc.compiler.doctor import require_compile_packages
 from dsc.compiler.emit import BundleContents, GraphPart, ModelPart, emit_bundle
 from dsc.compiler.gate import GateResult, run_gate
 from dsc.compiler.gate_checks import Reference
@@ -22,20 +20,17 @@ from dsc.compiler.gpu_kernels import GpuKernels, attention_needs, compile_gpu_ke
 from dsc.compiler.onnx_facts import StatedFacts
 from dsc.compiler.plan_kv import plan_kv
 from dsc.compiler.request import CompileRequest, DraftKind, Precision
+from dsc.compiler.request_checks import check_request
 from dsc.compiler.sources import Source, load_source
 from dsc.compiler.stages import StageLog
 from dsc.compiler.staging import held, seal, staged
-from dsc.kernels.aot import compiler_version
 from dsc.runtime.host import choose_threads
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dsc.bundle_schema.kv_plan import GraphBackend, KvPlan
     from dsc.compiler.exported import ExportedModel
     from dsc.compiler.pairing import Pairing
 
-BUNDLE_SUFFIX = ".dsmodel"
 TOOLS = ("dsc-toolchain", "torch", "transformers", "onnx", "onnx-ir", "onnxruntime")
 
 
@@ -110,33 +105,6 @@ def collect_notes(pair: ExportedPair, target: BuiltModel, draft: BuiltModel | No
     if gpu.kernels:
         notes.append("GPU graphs and kernels were compiled, not run: the certificate is that of the CPU graphs")
     return tuple(dict.fromkeys(notes))
-
-
-def check_request(request: CompileRequest) -> None:
-    """Refuse, before any work, what would fail at its end.
-
-    Raises:
-        RequestError: the output exists and is not to be replaced, is a checkpoint or no bundle, or has no folder.
-        HostError: a package of the `[compile]` extra is missing, or for GPU kernels Triton.
-    """
-    output = request.output
-    if output.is_dir():
-        raise RequestError(str(output), "a file is required for the bundle, got a folder")
-    if any(output.exists() and source.exists() and output.samefile(source) for source in _sources(request)):
-        raise RequestError(str(output), "the bundle must not replace the checkpoint that it is made of")
-    if output.exists() and output.suffix != BUNDLE_SUFFIX:  # a checkpoint's file, perhaps
-        raise RequestError(str(output), f"only a {BUNDLE_SUFFIX} file may be replaced", "give another --output")
-    if output.exists() and not request.force:
-        raise RequestError(str(output), "the file exists", "give --force to replace it")
-    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
-        raise RequestError(str(output.parent), "a folder that can be written is required for the bundle")
-    require_compile_packages()
-    if request.gpu_architectures():
-        compiler_version()
-
-
-def _sources(request: CompileRequest) -> tuple[Path, ...]:
-    return (request.target,) if request.draft.source is None else (request.target, request.draft.source)
 
 
 def load_sources(request: CompileRequest) -> tuple[Source, Source | None]:

@@ -10,7 +10,9 @@ from dsc.compiler.console import format_nbytes
 from dsc.compiler.gpu_kernels import AttentionNeed, attention_needs, estimate
 from dsc.compiler.onnx_external import onnx_file
 from dsc.compiler.onnx_facts import StatedFacts
+from dsc.compiler.plan_kv import check_positions
 from dsc.compiler.request import Backend, CompileRequest, DraftKind, Precision, WeightOptions
+from dsc.compiler.request_checks import check_request
 from dsc.compiler.sources import GGUF_SUFFIX, require_source
 from dsc.compiler.stages import STAGES
 from dsc.runtime.host import choose_threads
@@ -23,8 +25,11 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
     """Stages, sizes and memory of a compile, without reading a weight or writing a byte.
 
     Raises:
+        RequestError, HostError: as `check_request`.
         ModelError: a source is missing or its configuration cannot be read.
+        PlanError: the model has fewer positions than were asked for.
     """
+    check_request(request)
     stated = StatedFacts(request.max_length, request.eos_ids)
     report: dict[str, Any] = {
         "output": str(request.output),
@@ -73,14 +78,16 @@ def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated
     if precision is Precision.KEEP and carried_nbytes is None:
         precision = Precision.FP32
     size = carried_nbytes if precision is Precision.KEEP else _NBYTES[precision] * n_parameters
+    architecture = ", ".join(getattr(config, "architectures", None) or [config.model_type])
     length = max_length or int(config.max_position_embeddings)
+    check_positions(architecture, int(config.max_position_embeddings), length)
     n_heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // n_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or n_heads)
     per_token = 2 * int(config.num_hidden_layers) * kv_heads * head_dim * 4
     return {
         "source": str(path),
-        "architecture": ", ".join(getattr(config, "architectures", None) or [config.model_type]),
+        "architecture": architecture,
         "layers": int(config.num_hidden_layers),
         "parameters": n_parameters,
         "precision": str(precision),
@@ -103,6 +110,7 @@ def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, 
     kept = sum(value.const_value.nbytes for value in initializers if value.const_value is not None)
     precision = Precision.FP32 if weights.precision is Precision.KEEP else weights.precision
     length = max_length or info.max_length
+    check_positions(info.architecture, info.max_length, length)
     per_token = sum(2 * layer.n_kv_heads * layer.head_dim * 4 for layer in info.kv_layers)
     return {
         "source": str(path),

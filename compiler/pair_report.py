@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,13 @@ def read_tokenizer(path: Path) -> dict[str, bytes]:
     Raises:
         ModelError: there is none.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # `Path.is_dir` raises for a name that is too long
         from dsc.compiler.hf_files import tokenizer_files
 
         files = tokenizer_files(path)
-    elif not path.exists():
+    elif not os.path.exists(path):
         raise ModelError(str(path), "a directory, a GGUF file or a bundle must be there, nothing is")
-    elif path.suffix.lower() == GGUF_SUFFIX:
+    elif path.suffix.lower() == GGUF_SUFFIX and path.is_file():
         from dsc.compiler.gguf_reader import open_gguf
         from dsc.compiler.tokenizer_gguf import tokenizer_from_gguf
 

@@ -34,11 +34,7 @@ def plan_kv(
         raise PlanError("max_length", f"at least 1 is required, got {max_length}")
     if not 1 <= n_slots <= MAX_SLOTS:
         raise PlanError("slots", f"1 to {MAX_SLOTS} are possible, got {n_slots}")
-    if max_length > target.max_length:
-        raise PlanError(
-            "max_length",
-            f"{target.architecture} has at most {target.max_length} positions, got {max_length}",
-        )
+    check_positions(target.architecture, target.max_length, max_length)
     rows = rows_for(max_length, rollback_slack)
     slots = _slots("target", target, rows, n_slots)
     if draft is not None:
@@ -46,6 +42,16 @@ def plan_kv(
     plan = lay_out(slots, max_length, rollback_slack)
     check_plan(plan, target, draft)
     return plan
+
+
+def check_positions(architecture: str, positions: int, max_length: int) -> None:
+    """Refuse sequences that are longer than the model's own positions.
+
+    Raises:
+        PlanError: says how many it has.
+    """
+    if max_length > positions:
+        raise PlanError("max_length", f"{architecture} has at most {positions} positions, got {max_length}")
 
 
 def _slots(owner: Owner, info: ModelInfo, rows: int, n_slots: int) -> list[KvSlot]:

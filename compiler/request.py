@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -93,13 +93,32 @@ class _Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+# YAML has numbers and truth values of its own: neither is taken for the other, nor is a text for one of them.
+Whole = Annotated[int, Field(strict=True)]
+Positions = Annotated[Whole, Field(ge=8, le=1 << 24)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
 class WeightOptions(_Options):
     """Quantisation of the MatMul weights."""
 
     precision: Precision = Precision.KEEP
-    head_precision: Precision | None = Field(None, description="lm_head: int4, int8 or fp32; default int8")
+    head_precision: Literal["int4", "int8", "fp32"] | None = Field(
+        None, description="lm_head: int4, int8 or fp32; default int8"
+    )
     block_size: Literal[32, 64, 128] = Field(32, description="weights a scale: 32, 64 or 128")
     exclude: tuple[str, ...] = Field((), description="name patterns of weights left in float")
+
+    def of_blocks(self) -> list[str]:
+        """The options given that say how weights become blocks of integers."""
+        given = {"head_precision": self.head_precision, "block_size": self.block_size != 32, "exclude": self.exclude}
+        return [name for name, value in given.items() if value]
+
+    @model_validator(mode="after")
+    def _blocks_are_made(self) -> Self:
+        if (unused := self.of_blocks()) and self.precision in (Precision.FP32, Precision.FP16):
+            raise ValueError(f"{unused[0]} needs a precision of int4, int8 or keep, got {self.precision}")
+        return self
 
 
 class DraftOptions(WeightOptions):
@@ -107,9 +126,7 @@ class DraftOptions(WeightOptions):
 
     kind: DraftKind = DraftKind.NGRAM
     source: Path | None = None
-    max_length: Annotated[int, Field(ge=8, le=1 << 24)] | None = Field(
-        None, description="positions of a draft whose files do not state them"
-    )
+    max_length: Positions | None = Field(None, description="positions of a draft whose files do not state them")
 
     @model_validator(mode="after")
     def _source_fits_kind(self) -> DraftOptions:
@@ -117,6 +134,12 @@ class DraftOptions(WeightOptions):
             raise ValueError("a draft of kind `model` needs `source`, the path of its checkpoint")
         if self.kind is not DraftKind.MODEL and self.source is not None:
             raise ValueError(f"a draft of kind `{self.kind}` takes no `source`")
+        if self.kind is not DraftKind.MODEL and self.max_length is not None:
+            raise ValueError(f"a draft of kind `{self.kind}` takes no `max_length`")
+        if self.kind in (DraftKind.NONE, DraftKind.NGRAM) and (
+            self.precision is not Precision.KEEP or self.of_blocks()
+        ):
+            raise ValueError(f"a draft of kind `{self.kind}` has no weights, and no `precision` of them")
         return self
 
 
@@ -127,14 +150,20 @@ class PassOptions(_Options):
     dump_after: tuple[str, ...] = ()
     dump_dir: Path | None = None
 
+    @model_validator(mode="after")
+    def _something_is_dumped(self) -> Self:
+        if self.dump_dir is not None and not self.dump_after:
+            raise ValueError("dump_dir needs dump_after, the passes after which a graph is written")
+        return self
+
 
 class GateOptions(_Options):
     """What is measured before the bundle is sealed."""
 
-    strict: bool = Field(True, description="refuse to emit a bundle whose certificate fails")
-    n_prompts: Annotated[int, Field(ge=1, le=1000)] = 4
-    n_tokens: Annotated[int, Field(ge=8, le=4096)] = 48
-    n_draws: Annotated[int, Field(ge=0, le=100_000)] = 400
+    strict: Flag = Field(True, description="refuse to emit a bundle whose certificate fails")
+    n_prompts: Annotated[Whole, Field(ge=1, le=1000)] = 4
+    n_tokens: Annotated[Whole, Field(ge=8, le=4096)] = 48
+    n_draws: Annotated[Whole, Field(ge=0, le=100_000)] = 400
 
 
 class CompileRequest(_Options):
@@ -142,15 +171,15 @@ class CompileRequest(_Options):
 
     target: Path
     output: Path
-    name: str | None = None
+    name: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     weights: WeightOptions = WeightOptions()
     draft: DraftOptions = DraftOptions()
-    max_length: Annotated[int, Field(ge=8, le=1 << 24)] | None = None
-    eos_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    max_length: Positions | None = None
+    eos_ids: tuple[Annotated[Whole, Field(ge=0)], ...] | None = Field(
         None, description="end tokens of an ONNX target, in place of what its files state"
     )
-    n_slots: Annotated[int, Field(ge=1, le=256)] = 1
-    window: Annotated[int, Field(ge=1, le=16)] = 4
+    n_slots: Annotated[Whole, Field(ge=1, le=256)] = 1
+    window: Annotated[Whole, Field(ge=1, le=16)] = 4
     kernels: Kernels = Kernels.NATIVE
     backends: Annotated[tuple[Backend, ...], BeforeValidator(_listed), AfterValidator(_with_cpu)] = (Backend.CPU,)
     archs: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
@@ -159,9 +188,9 @@ class CompileRequest(_Options):
     cuda_attention: CudaAttention = CudaAttention.ORT
     passes: PassOptions = PassOptions()
     gate: GateOptions = GateOptions()
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    reproducible: bool = Field(False, description="leave measured times out: same input, same bytes")
-    force: bool = False
+    threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None
+    reproducible: Flag = Field(False, description="leave measured times out: same input, same bytes")
+    force: Flag = False
 
     @model_validator(mode="after")
     def _gpu_options_fit_backends(self) -> CompileRequest:
@@ -198,6 +227,17 @@ class CompileRequest(_Options):
         return data
 
 
+class _Recipe(yaml.SafeLoader):
+    """YAML in which a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {name!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load_recipe(path: Path) -> dict[str, Any]:
     """Read a YAML recipe as nested options.
 
@@ -207,25 +247,27 @@ def load_recipe(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:
             raise RequestError(str(path), f"a recipe has at most {MAX_RECIPE_BYTES} bytes")
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = _Recipe(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise RequestError(str(path), f"cannot read the recipe: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(str(path), f"the recipe is not valid YAML: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RequestError(str(path), f"the recipe is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise RequestError(str(path), f"a recipe is a mapping of options, got {type(data).__name__}")
     return data
 
 
 def merge_options(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """`override` over `base`, mapping by mapping; a None in `override` means "not given"."""
+    """`override` over `base`, mapping by mapping; a None in `override` means "not given".
+
+    Something else in `base` where `override` has a mapping stays, to be refused.
+    """
     merged = dict(base)
     for key, value in override.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = merge_options(merged[key], value)
-        elif isinstance(value, dict):
-            merged[key] = merge_options({}, value)
-        elif value is not None:
+        own = merged.get(key)
+        if isinstance(value, dict) and isinstance(own, dict | None):
+            merged[key] = merge_options(own or {}, value)
+        elif value is not None and not isinstance(value, dict):
             merged[key] = value
     return merged
 

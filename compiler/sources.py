@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,9 +109,9 @@ def require_source(path: Path) -> None:
     Raises:
         ModelError: says which.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # `Path.exists` raises for a name that is too long
         raise ModelError(str(path), "a Hugging Face directory, a GGUF or an ONNX file must be there, nothing is")
-    if not path.is_dir() and path.suffix.lower() not in (GGUF_SUFFIX, ONNX_SUFFIX):
+    if not path.is_dir() and not (path.is_file() and path.suffix.lower() in (GGUF_SUFFIX, ONNX_SUFFIX)):
         raise ModelError(
             str(path), f"a directory with config.json, a {GGUF_SUFFIX} or an {ONNX_SUFFIX} file is required"
         )

@@ -60,6 +60,12 @@ class QuantizeWeightsPass(GraphPass):
                 "8-bit weights need accuracy_level 4, got 0: onnxruntime runs that 15 times slower",
                 "leave accuracy_level at 4",
             )
+        for pattern in self.exclude:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                what = f"a regular expression is required, got {pattern!r}: {error}"
+                raise RequestError(f"pass {self.name}, option exclude", what) from None
 
     def requires(self, model: ir.Model) -> None:
         """No product in the graph quantises its activations over a whole tensor."""
