@@ -9,7 +9,7 @@ from scripted_lm import greedy_reference, scripted_lm
 from scripted_text import PROMPT, SELF, TARGET, VOCAB
 from toy_bundle import toy_bundle, toy_info, write_bundle
 
-from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
+from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
 from dsc.kernels.native import find_library
 from dsc.runtime import load
 
@@ -64,6 +64,29 @@ def test_drafts_that_rested_in_an_engine_are_right_again(model, reason):
         assert list(ticket.result().ids) == greedy_reference(TARGET, prompt, 90)
         assert ticket.stats.fallbacks[reason] == 5
         assert ticket.stats.accepted == ticket.stats.evaluated > 0
+
+
+def test_drafts_that_were_not_admitted_for_a_while_are_right_again(tmp_path):
+    """Rows cost so much that sequences of one round take turns with their drafts."""
+    curve = CostCurve(
+        device="toy",
+        verify_ms=tuple(10.0 + 3 * max(rows - 3, 0) for rows in range(16)),
+        draft_ms={"self": tuple(0.2 * k for k in range(1, 17))},
+    )
+    rows = {"self": Proposer(), "ngram": Proposer(enabled=False)}
+    calibrated = CalibratedPolicy(refresh_costs=False)
+    config = DflashConfig(policy="batched", costs=(curve,), proposers=rows, calibrated=calibrated)
+    path = toy_bundle(tmp_path / "toy.dsmodel", TARGET, TARGET, draft_kind="self", config=config, max_length=128)
+    model = load(path, verify="never")
+    prompts = [PROMPT, [9, 9], [0, 8, 2, 2, 5], [6], [7, 7], [1, 2]]
+    engine = model.engine(slots=4, background=False)
+    speculation = {"proposer": "self", "fallback": False}
+    tickets = [engine.submit(prompt, max_new_tokens=90, speculation=speculation) for prompt in prompts]
+    engine.run()
+    for prompt, ticket in zip(prompts, tickets, strict=True):
+        assert list(ticket.result().ids) == greedy_reference(TARGET, prompt, 90)
+        assert ticket.stats.accepted == ticket.stats.evaluated > 0
+    assert sum(ticket.stats.fallbacks["not admitted"] for ticket in tickets) > 50
 
 
 def told_its_positions(table):
