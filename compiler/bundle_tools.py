@@ -20,6 +20,7 @@ from dsc.bundle_schema.container import (
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, apply_override, dump_config, parse_config
 from dsc.bundle_schema.errors import CheckFailed, DscError, RequestError
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, check_plan, parse_plan
+from dsc.bundle_schema.whole_file import whole_file
 from dsc.compiler.bundle_kernels import check_kernels
 from dsc.compiler.console import format_nbytes
 from dsc.runtime.config_notes import unread_fields, unused_fields
@@ -159,12 +160,13 @@ def extract_graph(path: Path, which: str, output: Path | None) -> Path:
         data = relocate_graph(bundle.read(member), path.name, member)
     if output is None:
         output = path.with_name(f"{path.stem}.{member.replace('/', '.')}")
-    if output.exists() and output.samefile(path):
+    if output.exists() and (output.samefile(path) or not output.is_file()):
         raise RequestError("--output", f"another file than the bundle is required, got {output}")
     if output.exists() and output.suffix != GRAPH_SUFFIX:
         raise RequestError(str(output), f"only an {GRAPH_SUFFIX} file may be replaced", "give another --output")
     try:
-        output.write_bytes(data)
+        with whole_file(output) as file:
+            file.write(data)
     except OSError as error:
         raise RequestError(str(output), f"cannot be written: {error.strerror}") from error
     return output

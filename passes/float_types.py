@@ -13,10 +13,10 @@ from dsc.passes.graph_edit import insert, owner, replace_value, tensor_dims
 FLOAT = ir.DataType.FLOAT
 
 # Sums, exponentials and powers lose all their digits, or overflow, in 16 bits; angles need every position exactly.
-_REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp"}
-_NORMS = {"Softmax", "LogSoftmax", "RMSNormalization", "LayerNormalization", "SkipSimplifiedLayerNormalization"}
+_REDUCTION = "Reduce"
+_NORMS = ("Normalization", "Softmax")
 _POINTWISE = {"Pow", "Exp", "Log", "Sqrt", "Reciprocal", "Cos", "Sin", "CumSum", "TopK", "ArgMax"}
-_FLOAT32_OPS = _REDUCTIONS | _NORMS | _POINTWISE
+_SCALING = ("Mul", "Div")
 # Operators with weights or pools: where 16-bit values enter.
 _PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "BlockMatMul", "MatMulNBits", "Experts", "MoE", "QMoE"}
 _HALF_SOURCES = _PRODUCTS | {"Gather", "GatherBlockQuantized", "GroupQueryAttention", "VerifyAttention"}
@@ -53,6 +53,7 @@ class _Converter:
         self.fired = 0
         self.kept: list[Reason] = []
         self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self._sums: set[ir.Value] = set()  # what reductions gave, and what is computed from that alone
 
     def convert_node(self, node: ir.Node) -> None:
         """Give `node` inputs of one float type and its outputs that type."""
@@ -62,7 +63,7 @@ class _Converter:
         if not floats:
             return
         wanted = self._wanted(node, floats)
-        if node.op_type in _FLOAT32_OPS and any(v.dtype == self.dtype for v in floats):
+        if self._stays_float32(node) and any(v.dtype == self.dtype for v in floats):
             self.kept.append(Reason("2", str(node.name), f"{node.op_type} stays float32"))
         for index, value in enumerate(node.inputs):
             kind = FLOAT if (node.op_type, index) in _FLOAT32_INPUTS else wanted
@@ -71,12 +72,23 @@ class _Converter:
         for output in node.outputs:
             if output.dtype in (FLOAT, None) and output.name:
                 output.type = ir.TensorType(wanted)
+        computed = [v for v in node.inputs if v is not None and not v.is_initializer()]
+        if node.op_type.startswith(_REDUCTION) or (computed and all(v in self._sums for v in computed)):
+            self._sums.update(node.outputs)
 
     def _wanted(self, node: ir.Node, floats: list[ir.Value]) -> ir.DataType:
-        if node.op_type in _FLOAT32_OPS:
+        if self._stays_float32(node):
             return FLOAT
         enters = node.op_type in _HALF_SOURCES
         return self.dtype if enters or any(value.dtype == self.dtype for value in floats) else FLOAT
+
+    def _stays_float32(self, node: ir.Node) -> bool:
+        """Sums, powers and norms, also those written out: a square, and what a sum scales."""
+        kind = node.op_type
+        if kind.startswith(_REDUCTION) or kind.endswith(_NORMS) or kind in _POINTWISE:
+            return True
+        square = kind == "Mul" and node.inputs[0] is node.inputs[1]
+        return square or (kind in _SCALING and any(value in self._sums for value in node.inputs))
 
     def _as(self, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
         """`value` in `dtype`: a converted initializer, the value before its cast, or one new cast for all users."""

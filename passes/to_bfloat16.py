@@ -25,7 +25,8 @@ class ToBfloat16Pass(GraphPass):
 
     Rules:
         1. Products, embeddings and attention take and give bfloat16; what only joins their results follows.
-        2. Norms, reductions, softmax, powers and exponentials stay float32, casts around them.
+        2. Norms, reductions, softmax, powers and exponentials stay float32, casts around them; so do a square that is
+           written as a product, and a product or quotient with what a reduction gave.
         3. Rotary angles, cosines and sines are computed in float32 from exact positions and rounded last.
         4. Graph inputs and KV pools become bfloat16; `logits` and taps leave as float32.
         5. An explicit Cast keeps the type that it states; attention sinks of VerifyAttention stay float32.

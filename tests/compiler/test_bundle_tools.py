@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 
+import pytest
 from bundle_forge import forge, sample_records
 from bundle_samples import WEIGHTS, write_sample
 
 from dsc.bundle_schema.container import rewrite_members
-from dsc.compiler.bundle_tools import check_bundle, diff_bundles
+from dsc.bundle_schema.errors import RequestError
+from dsc.compiler.bundle_tools import check_bundle, diff_bundles, extract_graph
 
 
 def test_the_tensors_are_counted_and_their_hashes_compared(tmp_path):
@@ -68,3 +71,29 @@ def test_differences_name_members_and_tensors(tmp_path):
     places = [place for place, *_ in diff_bundles(one, other)]
     assert "weights.target/graph.onnx:weight 0" in places
     assert "weights.target/graph.onnx:weight 1" not in places
+
+
+def test_a_graph_that_cannot_be_written_leaves_the_older_file_and_nothing_else(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    path, output = tmp_path / "sample.dsmodel", tmp_path / "graph.onnx"
+    write_sample(path)
+    output.write_bytes(b"an older graph")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RequestError, match="cannot be written: No space left"):
+            extract_graph(path, "target", output)
+    assert output.read_bytes() == b"an older graph"
+    assert sorted(os.listdir(tmp_path)) == ["graph.onnx", "sample.dsmodel"]
+    assert extract_graph(path, "target", output).read_bytes().startswith(b"not a real graph")
+
+
+def test_a_graph_replaces_files_only(tmp_path):
+    path, pipe = tmp_path / "sample.dsmodel", tmp_path / "pipe"
+    write_sample(path)
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        with pytest.raises(RequestError, match="another file than the bundle is required"):
+            extract_graph(path, "target", place)
+    assert pipe.is_fifo()

@@ -96,3 +96,35 @@ def test_a_weight_that_float32_needs_too_is_converted_beside_it():
     ToFloat16Pass()(model)
     verify_graph(model)
     assert set(model.graph.initializers) == {"w", "w.float16"}
+
+
+WRITTEN_OUT = {
+    "mean of squares": "q = Pow(x, two) m = ReduceMean<keepdims=1>(q, last) e = Add(m, eps) r = Sqrt(e) n = Div(x, r)",
+    "mean of products": "q = Mul(x, x) m = ReduceMean<keepdims=1>(q, last) e = Add(m, eps) r = Sqrt(e)"
+    " i = Reciprocal(r) n = Mul(i, x)",
+    "length": "r = ReduceL2<keepdims=1>(x, last) n = Div(x, r)",
+    "sum of squares": "q = ReduceSumSquare<keepdims=1>(x, last) r = Sqrt(q) n = Div(x, r)",
+    "sum of products": "q = Mul(x, x) s = ReduceSum<keepdims=1>(q, last) r = Sqrt(s) n = Div(x, r)",
+    "lp": "n = LpNormalization<axis=-1>(x)",
+    "layer norm": "n = LayerNormalization<axis=-1, epsilon=1e-6>(x, g)",
+    "centred": "a = ReduceMean<keepdims=1>(x, last) d = Sub(x, a) q = Mul(d, d) m = ReduceMean<keepdims=1>(q, last)"
+    " e = Add(m, eps) r = Sqrt(e) n = Div(d, r)",
+    "with a skip": "n = com.microsoft.SkipLayerNormalization<epsilon=1e-6>(x, x, g)",
+}
+"""Normalisations as exporters write them: their sums are past what 16 bits hold long before their results are."""
+
+
+@pytest.mark.parametrize("body", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+@pytest.mark.parametrize("scale", [1, 300, 6000])
+def test_norms_in_any_spelling_are_right_on_large_activations(body, scale):
+    text = f"""agraph (float[batch, seq, 256] x, float[256, 16] w, float[256] g, int64[1] last, float two, float eps)
+      => (float[batch, seq, 16] logits) {{ {body} logits = MatMul(n, w) }}"""
+    rng = np.random.default_rng(2)
+    given = {"w": rng.standard_normal((256, 16)).astype(np.float32) / 16, "g": np.ones(256, np.float32)}
+    given |= {"last": np.array([-1]), "two": np.array(2, np.float32), "eps": np.array(1e-6, np.float32)}
+    plain, model = text_model(text, **given), text_model(text, **given)
+    ToFloat16Pass()(model)
+    verify_graph(model)
+    x = (scale * rng.standard_normal((2, 3, 256))).astype(np.float32)
+    wanted, got = run(plain, {"x": x})["logits"], run(model, half({"x": x}))["logits"]
+    assert np.abs(got - wanted).max() < 4e-3 * np.ptp(wanted)
