@@ -95,7 +95,7 @@ def load_config(directory: Path) -> Any:
         raise ModelError(str(directory), "config.json must exist, it does not", "give a Hugging Face model directory")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(str(path), f"the configuration cannot be read: {_first_line(error)}") from error
     check_decoder(str(path), config)
     return config

@@ -31,10 +31,10 @@ def weight_files(directory: Path) -> list[Path]:
             str(directory), f"{SINGLE} or {INDEX} must exist, neither does", "convert to safetensors first"
         )
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        names = sorted(set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(str(index), f"the index must map parameters to files: {error}") from error
-    bad = next((name for name in names if Path(str(name)).name != name or not (directory / name).is_file()), None)
+    bad = next((name for name in names if Path(name).name != name or not (directory / name).is_file()), None)
     if bad is not None:
         raise ModelError(str(index), f"every file of the index must lie beside it, {bad} does not")
     return [directory / name for name in names]

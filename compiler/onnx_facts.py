@@ -85,7 +85,7 @@ def _json(places: list[Path], name: str) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(str(path), f"the configuration cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise ModelError(str(path), f"a JSON object is required, got {type(data).__name__}")

@@ -18,7 +18,7 @@ def compact_tokenizer(data: bytes) -> bytes:
         tree = json.loads(data)
         _join_merges(tree)
         return json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode()
-    except ValueError:  # a lone surrogate cannot be encoded either
+    except (ValueError, RecursionError):  # a lone surrogate cannot be encoded either
         return data
 
 

@@ -170,7 +170,7 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
 def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
         content = json.loads(files.get(name, b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(name, f"the file is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(name, f"a JSON object is required, got {type(content).__name__}")
@@ -183,8 +183,8 @@ def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> s
         return files["chat_template.jinja"].decode("utf-8", "replace")
     source = config.get("chat_template")
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
+        entries = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
+        source = entries[-1].get("template") if entries else None
     return source if isinstance(source, str) else None
 
 
