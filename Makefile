@@ -61,12 +61,15 @@ build/ort-gpu/installed: tests/support/stub_cuda/requirements.txt | $(VENV)/inst
 test-stub-cuda: install ort-gpu ## CUDA bundles on a stub CUDA runtime: placement, copies, streams, launch order; no GPU needed
 	$(BIN)/python -m pytest tests/runtime/test_cuda_bundle.py tests/runtime/test_cuda_attention.py
 
-gpu: build/gpu/installed ## an environment for a machine with an NVIDIA GPU, in build/gpu (CUDA builds of torch and onnxruntime)
+gpu: build/gpu/installed ## an environment for a machine with an NVIDIA GPU, in build/gpu (CUDA builds of torch and onnxruntime; gigabytes)
 
-build/gpu/installed: pyproject.toml
+# Both CUDA builds are of CUDA 13, and torch 2.14 takes the Triton that kernels are compiled with.
+build/gpu/installed: pyproject.toml constraints.txt
 	test -d build/gpu || $(PYTHON) -m venv build/gpu
+	grep -v '^torch==' constraints.txt > build/gpu/constraints.txt
 	build/gpu/bin/python -m pip install --quiet --upgrade pip setuptools wheel
-	build/gpu/bin/python -m pip install --quiet -e '.[cuda,compile,dev]' 'torch==2.14.*' 'onnxruntime-gpu[cuda,cudnn]'
+	build/gpu/bin/python -m pip install --quiet -c build/gpu/constraints.txt -e '.[cuda,compile,dev]' \
+		torch==2.14.1 'onnxruntime-gpu[cuda,cudnn]==1.31.1'
 	touch $@
 
 test-gpu: gpu model ## the tests that need an NVIDIA GPU: numerics, generation, speed

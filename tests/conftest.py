@@ -11,13 +11,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run the tests that need a GPU; without one the run ends")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    needy = [item for item in items if item.get_closest_marker("gpu")]
-    if needy and config.getoption("--gpu"):
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--gpu"):
         _require_gpu()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--gpu"):
         return
-    for item in needy:
-        item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
 
 
 def _require_gpu() -> None:
