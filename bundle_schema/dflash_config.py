@@ -161,7 +161,7 @@ class Proposer(StrictModel):
 
     enabled: bool = True
     max_window: Window = MAX_WINDOW
-    min_match: Annotated[int, Field(ge=1, le=64)] = 2
+    min_match: Annotated[int, Field(ge=1, le=64)] = 1
     max_match: Annotated[int, Field(ge=1, le=64)] = 8
     max_context: Positions = 2**30
     acceptance: Share | None = None
