@@ -177,6 +177,7 @@ class ReplaySetup:
             empty.
         rates: proposer -> share of right drafts and what the runtime expects of it.
         reading_ms: what a draft model takes to read one token of a long text; 0 leaves it to `decide`.
+        host_ms: what a round takes beyond the costs that are counted.
     """
 
     config: DflashConfig
@@ -186,6 +187,7 @@ class ReplaySetup:
     spend: Callable[[str, int, bool], RoundCosts]
     rates: Mapping[ProposerKind, tuple[float, float]]
     reading_ms: float = 0.0
+    host_ms: float = 0.0
 
 
 def replay(setup: ReplaySetup, requests: Sequence[TracedRequest]) -> ReplayCounts:
@@ -212,7 +214,7 @@ def _replay_one(
         speculator.settle(0, 0)
         speculator.rewind(length - 1)
     counts.tokens += len(stream) - length
-    counts.plain_ms += (len(stream) - length) * step_ms
+    counts.plain_ms += (len(stream) - length) * (step_ms + setup.host_ms)
     while length < len(stream):
         draft = Draft()
         lag_ms = 0.0
@@ -225,7 +227,8 @@ def _replay_one(
         ids = _cut(draft.ids, stops)
         accepted = _matching(ids, stream[length:])
         costs = spend[draft.proposer if ids else "", draft.start > 0]
-        counts.count(draft, len(ids), accepted, costs.round(len(ids)) * costs.step_ms + lag_ms)
+        round_ms = costs.round(len(ids)) * costs.step_ms + setup.host_ms
+        counts.count(draft, len(ids), accepted, round_ms + lag_ms)
         length += accepted + 1
         if speculator is not None:
             speculator.settle(len(ids), accepted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -99,6 +99,7 @@ class _Bench:
             decide=partial(self._costs, config),
             spend=self.spent,
             reading_ms=self._reading_ms(),
+            host_ms=self._host_ms() if self._measured else 0.0,
             rates={kind: (self._rate(kind), draft_prior(config, kind)) for kind in kinds if kind not in LOOKUPS},
         )
         return replay(setup, self._requests)
@@ -113,19 +114,35 @@ class _Bench:
     def spent(self, kind: str, context: int, late: bool = False) -> RoundCosts:
         """Costs that are counted: the curve's, or with what the trace measured where it measured something."""
         name = cast("ProposerKind", kind or self._draft)
-        return self._costs(self._config, name, context, self._measured.get(name)).costs(late)
+        costs = self._costs(self._config, name, context, self._measured.get(name))
+        # What the trace measured rarely must not change what it measured often.
+        return costs.costs(late, smooth=not self._measured)
 
     def _observe(self) -> dict[ProposerKind, LiveCosts]:
-        """Costs that have seen the trace's times, by proposer."""
+        """Costs that have seen the trace's times, by proposer: each round at its own context, and all of them alike."""
+        config = apply_override(self._config, {"calibrated.decay": 0.0})
         measured: dict[ProposerKind, LiveCosts] = {}
         for kind in {self._draft, *self.kinds()}:
-            for request in self._requests:
-                context = len(request.request.prompt_ids)
-                measured[kind] = costs = self._costs(self._config, kind, context, measured.get(kind))
-                for line in measured_rounds([request]):
-                    drafted = len(line.draft_ids) if line.proposer == kind and line.lag <= 1 and not line.start else 0
-                    costs.observe(len(line.draft_ids) + 1, line.ms["forward"], drafted, line.ms.get("propose", 0.0))
+            for line in measured_rounds(self._requests):
+                measured[kind] = costs = self._costs(config, kind, line.n_tokens, measured.get(kind))
+                drafted = len(line.draft_ids) if line.proposer == kind and line.lag <= 1 and not line.start else 0
+                costs.observe(len(line.draft_ids) + 1, line.ms["forward"], drafted, line.ms.get("propose", 0.0))
         return measured
+
+    def _host_ms(self) -> float:
+        """What a round of the trace took outside of the models beyond what the curve has for it; 0 where no end was
+        recorded.
+        """
+        host_ms, n_rounds = 0.0, 0
+        for request in self._requests:
+            rounds = [line for line in request.rounds if line.n_tokens > len(request.request.prompt_ids)]
+            lines = list(measured_rounds([replace(request, rounds=rounds)]))
+            if request.decoding_ms and len(lines) == len(rounds):  # others waited for rounds of an engine
+                drafted = [line.ms["propose"] for line in lines if line.draft_ids and line.proposer not in LOOKUPS]
+                host_ms += request.decoding_ms - sum(line.ms["forward"] for line in lines) - sum(drafted)
+                n_rounds += len(rounds)
+        known = self.curves[0].host_ms if self.curves else 0.0
+        return host_ms / n_rounds - known if host_ms > 0 else 0.0
 
     def _reading_ms(self) -> float:
         """Of a draft model for each token of a text that it had to read first: by the trace, brought to the speed of

@@ -56,6 +56,8 @@ class EndLine(_Line):
     event: Literal["end"]
     emitted: Annotated[int, Field(ge=0)]
     finish_reason: str
+    total_ms: Annotated[float, Field(ge=0)] = 0.0
+    first_token_ms: Annotated[float, Field(ge=0)] = 0.0
 
 
 _LINE: TypeAdapter[RequestLine | RoundLine | EndLine] = TypeAdapter(
@@ -69,11 +71,13 @@ class TracedRequest:
 
     Attributes:
         emitted: tokens of the result, or of all rounds when the trace breaks off.
+        decoding_ms: from the first token to the end; 0 when the trace breaks off.
     """
 
     request: RequestLine
     rounds: list[RoundLine] = field(default_factory=list)
     emitted: int | None = None
+    decoding_ms: float = 0.0
 
     @property
     def tokens(self) -> list[int]:
@@ -98,6 +102,7 @@ def read_trace(path: Path) -> list[TracedRequest]:
             raise RequestError(where, f"a trace begins with a request, got {line.event!r}")
         elif isinstance(line, EndLine):
             requests[-1].emitted = line.emitted
+            requests[-1].decoding_ms = line.total_ms - line.first_token_ms
         else:
             _append(requests[-1], line, where)
     found = [request for request in requests if request.rounds]

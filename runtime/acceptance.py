@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -127,16 +127,19 @@ class RoundCosts:
         draft_ms: Sequence[float] = (),
         host_ms: float = 0.0,
         read_ms: float = 0.0,
+        smooth: bool = True,
     ) -> RoundCosts:
         """Costs from milliseconds of a target forward with 1, 2, ... rows, and of proposing 1, 2, ... tokens.
 
         Args:
             host_ms: the rest of a round; it is part of a plain step as well.
             read_ms: of the draft reading one token of a long text.
+            smooth: measurements that say that more work is cheaper are noise; otherwise they count as they are.
         """
-        verify = _rising([ms + host_ms for ms in verify_ms])
+        shaped: Callable[[Sequence[float]], tuple[float, ...]] = _rising if smooth else tuple
+        verify = shaped([ms + host_ms for ms in verify_ms])
         step = verify[0]
-        draft = _rising(draft_ms)
+        draft = shaped(draft_ms)
         return cls(tuple(ms / step for ms in verify), tuple(ms / step for ms in draft), step, read_ms / step)
 
 

@@ -79,11 +79,11 @@ class LiveCosts:
         """The corrected curve of proposing."""
         return self._draft_ratios.correct(self._draft)
 
-    def costs(self, late: bool = False) -> RoundCosts:
-        """In plain decoding steps; of a draft that started late."""
+    def costs(self, late: bool = False, smooth: bool = True) -> RoundCosts:
+        """In plain decoding steps; of a draft that started late, and see `RoundCosts.from_ms`."""
         (read_ms,) = self._draft_ratios.correct((self._read_ms,))
         draft_ms = self._draft_ratios.correct(self._late) if late else self.draft_ms()
-        return RoundCosts.from_ms(self.verify_ms(), draft_ms, self._host, read_ms)
+        return RoundCosts.from_ms(self.verify_ms(), draft_ms, self._host, read_ms, smooth)
 
 
 def round_table(costs: RoundCosts) -> list[float]:

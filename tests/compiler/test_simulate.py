@@ -106,6 +106,27 @@ def test_costs_of_the_trace_follow_its_times(tmp_path):
     assert by_trace["tokens_per_second"] == pytest.approx(by_curve["tokens_per_second"] / 2)
 
 
+def test_a_run_is_predicted_exactly_from_its_own_trace_whatever_its_rounds_took(tmp_path):
+    """Each count of rows has its own mean, rare ones too, and what is spent outside of the models counts."""
+    path = bundle(tmp_path, draft=False, policy="calibrated")
+    trace = tmp_path / "t.jsonl"
+    record(path, trace)
+    rng = np.random.default_rng(1)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    emitted = total_ms = spent_ms = 0.0
+    for line in lines:
+        if line["event"] == "round" and "forward" in line["ms"]:
+            line["ms"]["forward"] = float(rng.uniform(5, 50))
+            spent_ms += line["ms"]["forward"] + 3.5
+        elif line["event"] == "end":
+            line |= {"first_token_ms": 100.0, "total_ms": 100.0 + spent_ms}
+            emitted, total_ms, spent_ms = emitted + line["emitted"] - 1, total_ms + spent_ms, 0.0
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (row,) = simulate(path, trace, "calibrated", "trace")["rows"]
+    assert len(row["windows"]) > 2
+    assert row["tokens_per_second"] == pytest.approx(emitted / total_ms * 1000)
+
+
 def test_a_draft_that_reads_the_prompt_first_is_counted_once_and_not_as_drafting(tmp_path):
     path = bundle(tmp_path, draft=True, policy="calibrated")
     trace = tmp_path / "t.jsonl"
