@@ -71,11 +71,11 @@ def load(
     certificate = parse_certificate(bundle.read(CERTIFICATE_NAME))
     config = parse_config(bundle.read(DFLASH_CONFIG_NAME))
     settings = _settings(bundle, provider, threads, kernels)
+    if certified:
+        _require_pass(certificate, settings, str(path))
     forward_graph(bundle, provider, "target", manifest.target, "forward")
     plan = _plan(bundle, "cuda" if provider == "cuda" else "cpu")
     limit = _limit(plan, max_length)
-    if certified:
-        _require_pass(certificate, settings, str(path))
     if provider == "cuda":
         placer: Placer = CudaPlacer(bundle, settings, plan, config.secure_rollback, limit, kernels == "native")
     else:
