@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -121,8 +122,12 @@ def require_gpu(where: str) -> None:
     except HostError as error:
         hint = "dsc kernels show works without one"
         raise HostError(where, f"a CUDA GPU is required: {error.what}", hint) from error
-    if not torch.cuda.is_available():
-        raise HostError(where, f"a torch with CUDA is required, {torch.__version__} has none here", "make gpu")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    if not usable:
+        why = str(said[0].message).partition(" (Triggered")[0] if said else "it finds none"
+        raise HostError(where, f"CUDA is required of torch {torch.__version__}: {why}", "make gpu; update the driver")
 
 
 def open_device() -> DeviceKernels:

@@ -6,8 +6,10 @@ import json
 import shutil
 import subprocess
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -157,6 +159,21 @@ def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.setattr("dsc.runtime.cuda_driver.CudaDriver", no_driver)
     with pytest.raises(HostError, match=r"dsc kernels bench: a CUDA GPU is required.*dsc kernels show works without"):
         kernel_bench.open_device()
+
+
+@pytest.mark.parametrize(
+    ("warning", "why"), [("the driver is too old", "the driver is too old"), ("", "it finds none")]
+)
+def test_without_a_torch_that_has_cuda_it_says_why(monkeypatch, warning, why):
+    def unavailable():
+        if warning:
+            warnings.warn(f"{warning} (Triggered internally at x.cpp:1.)", UserWarning, stacklevel=1)
+        return False
+
+    monkeypatch.setattr("dsc.runtime.cuda_driver.CudaDriver", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("torch.cuda.is_available", unavailable)
+    with pytest.raises(HostError, match=rf"^pytest --gpu: CUDA is required of torch [\w.+]+: {why} \(make gpu; update"):
+        kernel_bench.require_gpu("pytest --gpu")
 
 
 def test_the_command_writes_its_report_and_fails_where_a_result_is_wrong(kernels, tmp_path, monkeypatch):
