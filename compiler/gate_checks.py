@@ -197,19 +197,20 @@ def filtered_softmax(logits: NDArray[np.float32], temperature: float, top_p: flo
 
 
 def check_parity(model: SpeculativeModel, reference: Reference) -> ParityCheck:
-    """Logits of every reference position, in blocks of verified rows."""
+    """Logits of the reference's positions that the bundle has room for, in blocks of verified rows."""
     target = model.bundle.target
     target.rewind(0)
+    ids = reference.ids[: model.max_length]
     found = []
-    for start in range(0, len(reference.ids), MAX_WINDOW):
-        block = reference.ids[start : start + MAX_WINDOW]
+    for start in range(0, len(ids), MAX_WINDOW):
+        block = ids[start : start + MAX_WINDOW]
         found.append(target.forward(block, len(block)).copy())
         target.commit(len(block), len(block))
     logits = np.concatenate(found)
-    wanted = reference.logits
+    wanted = reference.logits[: len(ids)]
     return ParityCheck(
         framework=reference.framework,
-        n_positions=len(reference.ids),
+        n_positions=len(ids),
         max_difference=float(np.abs(logits - wanted).max()),
         logit_range=float(wanted.max() - wanted.min()),
         n_argmax_equal=int((logits.argmax(1) == wanted.argmax(1)).sum()),

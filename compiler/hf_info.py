@@ -8,19 +8,24 @@ from dsc.bundle_schema.model_info import ExpertsInfo, KvLayer, ModelInfo, RopeIn
 from dsc.compiler.export_probe import Observation
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_top_k")
 
 
 def max_length(config: Any) -> int:
-    """The number of positions that the configuration declares.
+    """The number of positions that the configuration declares, as far as rotary frequencies stay the same.
 
-    For the `dynamic` rotary type this is the original length: its frequencies change only beyond it.
+    Where they change, `transformers` computes every cached key anew, which no cache of ours does. For the `dynamic`
+    rotary type that is beyond the declared length; `longrope` states it.
     """
-    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 2048
+    lengths = (getattr(config, name, None) for name in _LENGTHS)
+    declared = next((length for length in lengths if isinstance(length, int) and length > 0), 2048)
+    changes = [
+        rope["original_max_position_embeddings"]
+        for rope in _rope_parameters(config)
+        if rope.get("rope_type") == "longrope"
+    ]
+    return min([declared, *changes])
 
 
 def model_info(
@@ -77,12 +82,16 @@ def _one_id(generation: Any, config: Any, key: str) -> int | None:
     return next(iter(_ids(generation, config, key)), None)
 
 
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """Those of the model, or of each of its layer types; those of the global layers first."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = {kind: value for kind, value in parameters.items() if isinstance(value, dict)}
+    return sorted(nested.values(), key=lambda value: value is not nested.get("full_attention")) or [parameters]
+
+
 def _rope(config: Any) -> RopeInfo:
     """The parameters of the global layers where layer types have their own."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    if nested:
-        parameters = parameters.get("full_attention") or nested[0]
+    parameters = _rope_parameters(config)[0]
     theta = parameters.get("rope_theta")
     rest = {k: v for k, v in parameters.items() if k not in ("rope_type", "rope_theta", "type") and v is not None}
     return RopeInfo(

@@ -12,6 +12,7 @@ import numpy as np
 from dsc.bundle_schema.errors import ModelError, RequestError
 from dsc.compiler.exported import ExportedModel
 from dsc.compiler.gate_checks import Reference
+from dsc.compiler.hf_info import max_length
 from dsc.compiler.onnx_external import ONNX_SUFFIX, onnx_file
 from dsc.compiler.onnx_facts import StatedFacts
 
@@ -68,8 +69,9 @@ class CheckpointSource:
         import torch
         import transformers
 
-        vocab_size = int(self.model.config.get_text_config(decoder=True).vocab_size)
-        ids = np.random.default_rng(seed).integers(0, vocab_size, N_REFERENCE_POSITIONS)
+        config = self.model.config.get_text_config(decoder=True)
+        n_positions = min(N_REFERENCE_POSITIONS, max_length(config))
+        ids = np.random.default_rng(seed).integers(0, int(config.vocab_size), n_positions)
         self.model.set_attn_implementation("eager")
         self.model.set_experts_implementation("eager")
         with torch.no_grad():

@@ -76,4 +76,5 @@ def test_a_long_neighbour_does_not_change_a_short_sequence(kind):
 def test_facts_name_the_scaling():
     assert _exported("longrope").info.rope.kind == "longrope"
     assert _exported("longrope").info.rope.scaling["original_max_position_embeddings"] == SWITCH
-    assert _exported("dynamic").info.max_length == SWITCH
+    assert _exported("dynamic").info.max_length == _exported("longrope").info.max_length == SWITCH
+    assert _exported("yarn").info.max_length == 4 * SWITCH
