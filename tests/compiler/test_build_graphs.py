@@ -121,6 +121,25 @@ def test_a_users_pipeline_replaces_the_shared_passes():
     assert "parts of one value" in str(built.reports["target native"].runs[0].skipped[0])
 
 
+@pytest.mark.parametrize(
+    ("weights", "passes", "note", "described"),
+    [
+        ({"precision": "int4", "exclude": ["beam"]}, {}, "exclude 'beam' changes nothing: no matrix has", "int4"),
+        ({"exclude": ["q_proj"]}, {}, "exclude changes nothing: the weights stay fp32", "fp32"),
+        ({"precision": "int4"}, {"pipeline": "fold-constants"}, "precision changes nothing: the passes", "fp32"),
+        ({"block_size": 64}, {"pipeline": "quantize-weights{bits=8}"}, "block_size changes", "by the given passes"),
+        ({}, {"dump_after": ["quantize-weights"]}, "no graph after quantize-weights: the pass did not run", "fp32"),
+    ],
+)
+def test_what_is_asked_and_not_done_is_noted(tmp_path, weights, passes, note, described):
+    folder = {"dump_dir": tmp_path} if "dump_after" in passes else {}
+    asked = request(weights=weights, passes=passes | folder)
+    built = build_graphs("target", exported_family("llama"), asked.weights, asked)
+    assert [found for found in built.notes if found.startswith(f"target: {note}")]
+    assert built.part.info.quantization == described
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_rotary_tables_are_as_long_as_the_request():
     asked = request(max_length=40)
     built = build_graphs("target", exported_family("llama"), asked.weights, asked)
