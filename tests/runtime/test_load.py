@@ -161,9 +161,6 @@ def test_an_unknown_or_absent_provider_is_refused(path):
         ({"strict": "no"}, "strict: True or False is required, got 'no'"),
         ({"certified": 1}, "certified: True or False is required, got 1"),
         ({"override": 5}, "override: a path is required, got 5"),
-        ({"strict": "no"}, "strict: True or False is required, got 'no'"),
-        ({"certified": 1}, "certified: True or False is required, got 1"),
-        ({"override": 5}, "override: a path is required, got 5"),
     ],
 )
 def test_a_wrong_argument_is_named(path, options, message):
