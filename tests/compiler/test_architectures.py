@@ -43,13 +43,14 @@ def test_a_device_that_nothing_is_built_for_is_answered_with_the_known_ones(tiny
     assert all(name in text for name in ARCHITECTURES if name.startswith("sm_"))
 
 
-def test_an_assembler_that_does_not_know_the_architecture_is_one_error(monkeypatch, capsys):
+def test_an_assembler_that_does_not_know_the_architecture_is_one_error(tmp_path, monkeypatch, capsys):
     triton = pytest.importorskip("triton", reason="Triton is an extra of the compiler")
     from triton.runtime.errors import PTXASError
 
     def fail(*_, **__):
         raise PTXASError("ptxas fatal : Value 'sm_80' is not defined for option 'gpu-name'")
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing comes from the cache
     monkeypatch.setattr(triton, "compile", fail)
     with pytest.raises(KernelError, match=r"does not compile for sm_80: .*Value 'sm_80' is not defined"):
         aot.compile_kernel(next(iter(_variants())), architecture("sm_80"))

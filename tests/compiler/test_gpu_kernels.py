@@ -82,7 +82,7 @@ def test_a_missing_triton_is_an_error_of_the_environment_before_any_work(tmp_pat
     def missing() -> str:
         raise HostError("triton", "is not installed", "pip install 'dsc-toolchain[compile]'")
 
-    monkeypatch.setattr(compiler, "compiler_version", missing)
+    monkeypatch.setattr("dsc.compiler.request_checks.compiler_version", missing)
     monkeypatch.setattr(compiler, "load_sources", lambda _: pytest.fail("work had begun"))
     asked = build_request({"target": tmp_path, "output": tmp_path / "x.dsmodel", "backends": "cuda"})
     with pytest.raises(HostError, match=r"pip install 'dsc-toolchain\[compile\]'"):
