@@ -68,7 +68,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in rows:
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
     # Names and messages are shown as they are: brackets and colons in them are no markup.
-    Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
+    with console.capture() as drawn:  # rich would end the process with 1 where the reader has gone
+        console.print(table)
+    print(drawn.get(), end="")
 
 
 def print_fields(title: str, fields: dict[str, object]) -> None:

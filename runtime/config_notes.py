@@ -48,7 +48,7 @@ def unused_fields(config: DflashConfig, draft: ProposerKind | None = None) -> li
 def unread_fields(before: DflashConfig, config: DflashConfig) -> list[str]:
     """Fields that differ from what they were and that the policy in force does not read."""
     return [
-        f"{path}: the policy is {config.policy!r}, {' and '.join(policies)} read it"
+        f"{path}: the policy is {config.policy!r}, not {' or '.join(policies)}"
         for path, policies in _OF_POLICIES.items()
         if config.policy not in policies and _value(before, path) != _value(config, path)
     ]

@@ -371,10 +371,11 @@ def test_a_full_disk_behind_standard_output_is_an_error_and_a_reader_that_leaves
         done = subprocess.run([DSC, "schema", "manifest"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("error: standard output: cannot be written: No space left")
-    with subprocess.Popen([DSC, "schema", "manifest"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 0
+    for command in (["schema", "manifest"], ["kernels"]):
+        with subprocess.Popen([DSC, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 0
 
 
 def test_a_traceback_keeps_the_exit_code(dsc, tmp_path):
