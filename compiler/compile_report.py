@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dsc.compiler.gate import GateResult
     from dsc.compiler.request import CompileRequest
     from dsc.compiler.stages import StageReport
-    from dsc.passes.pipeline import PassRun, PipelineReport
+    from dsc.passes.pipeline import PipelineReport
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,3 @@ class CompileReport:
                 "notes": "; ".join(self.notes) or "none",
             },
         )
-
-
-def _pass_row(run: PassRun) -> dict[str, Any]:
-    skipped = [str(reason) for reason in run.skipped]
-    return {"pass": run.spec, "seconds": run.seconds, "fired": run.fired, "skipped": skipped}
