@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from chunked_forward import CUTS, logits_in_chunks
 from exported_families import exported_family, reference_logits
@@ -14,13 +15,14 @@ from native_operator import library
 from pass_graphs import ops
 from tiny_models import FAMILIES
 
+from dsc.bundle_schema.errors import PassError
 from dsc.bundle_schema.tensors import DType
 from dsc.compiler.build_graphs import build_graphs
 from dsc.compiler.gguf_blocks import BlockWeight
 from dsc.compiler.request import CompileRequest, build_request
 from dsc.passes.block_quantisation import quantise_symmetric
 from dsc.passes.pass_order import kernel_passes, shared_passes
-from dsc.passes.pipeline import parse_pipeline, run_pipeline
+from dsc.passes.pipeline import load_pass, parse_pipeline, run_pipeline
 
 # Normalised queries and keys, or a rotary embedding written out, keep attention and projections apart.
 APART = {"qwen3", "qwen3_moe", "gemma3_text", "olmo2", "gpt_oss", "deepseek_v3"}
@@ -109,6 +111,42 @@ def test_other_widths_are_rounded_as_asked():
         node.attributes["bits"].value for node in built.part.graphs[-1].model.graph if node.op_type == "BlockMatMul"
     }
     assert widths == {8}
+
+
+@pytest.mark.parametrize(("precision", "nbytes"), [("fp32", 4), ("fp16", 2), ("int8", 1), ("int4", 1)])
+def test_a_matrix_that_is_embedding_and_head_is_stored_once(precision, nbytes):
+    asked = request(weights={"precision": precision})
+    exported = exported_family("smollm3")
+    assert exported.info.vocab_size * exported.info.hidden_size == 320 * 64
+    built = build_graphs("target", exported, asked.weights, asked)
+    stored = {v.const_value.tobytes() for part in built.part.graphs for v in part.model.graph.initializers.values()}
+    sizes = Counter(map(len, stored))
+    assert {size: sizes[320 * 64 * size] for size in (4, 2, 1) if sizes[320 * 64 * size]} == {nbytes: 1}
+
+
+def nothing_defines(model):
+    list(model.graph)[-1].replace_input_with(0, ir.Value(name="nowhere"))
+
+
+def lost_output(model):
+    model.graph.outputs.pop()
+    model.graph.outputs.append(ir.Value(name="v_pool_out.1", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([])))
+
+
+@pytest.mark.parametrize("damage", [nothing_defines, lost_output])
+@pytest.mark.parametrize("name", ["fold-constants", "lower-attention", "pack-rows"])
+def test_a_pass_that_breaks_the_graph_ends_the_compile_with_its_name(monkeypatch, name, damage):
+    broken = load_pass(name)
+    call = broken.call
+
+    def call_and_break(self, model):
+        result = call(self, model)
+        damage(model)
+        return result
+
+    monkeypatch.setattr(broken, "call", call_and_break)
+    with pytest.raises(PassError, match=rf"^pass {name}[:{{].*passes already run: "):
+        build_graphs("target", exported_family("llama"), request().weights, request())
 
 
 def test_a_users_pipeline_replaces_the_shared_passes():

@@ -64,6 +64,35 @@ def test_tied_head_missing_from_the_file_is_the_embedding(tmp_path):
     assert matrices == ["model.embed_tokens.weight"]
 
 
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("present", "n_stored"),
+    [({HEAD: 0}, 1), ({EMBEDDING: 0}, 1), ({HEAD: 0, EMBEDDING: 0}, 1), ({HEAD: 1, EMBEDDING: 0}, 2), ({}, 0)],
+    ids=["head alone", "embedding alone", "twice the same", "two that differ", "neither"],
+)
+def test_head_and_embedding_are_those_of_the_file_whatever_the_configuration_ties(tmp_path, present, n_stored):
+    """Nothing is left at its initial value, and nothing that is in the file is dropped."""
+    directory = tiny_llama_dir(tmp_path, tie_word_embeddings=True)
+    tensors = load_file(directory / "model.safetensors")
+    matrices = torch.randn((2, *tensors.pop(EMBEDDING).shape), generator=torch.Generator().manual_seed(3))
+    tensors |= {name: matrices[index].clone() for name, index in present.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    if not present:
+        with pytest.raises(ModelError, match="every weight must be in the checkpoint"):
+            export_hf(directory)
+        return
+    exported = export_hf(directory)
+    model = tiny_model("llama")
+    indices = {name: present.get(name, 0) for name in (HEAD, EMBEDDING)}
+    model.load_state_dict(tensors | {name: matrices[index] for name, index in indices.items()})
+    with torch.no_grad():
+        np.testing.assert_allclose(_logits(exported), model(torch.arange(3, 15)[None]).logits.numpy(), atol=1e-4)
+    stored = [value for value in exported.model.graph.initializers.values() if value.shape == [320, 64]]
+    assert len(stored) == n_stored
+
+
 def test_missing_head_without_tying_is_refused(tmp_path):
     directory = tiny_llama_dir(tmp_path)
     tensors = load_file(directory / "model.safetensors")
