@@ -25,7 +25,8 @@ def max_length(config: Any) -> int:
         for rope in _rope_parameters(config)
         if rope.get("rope_type") == "longrope"
     ]
-    return min([declared, *changes])
+    longest: int = min([declared, *changes])
+    return longest
 
 
 def model_info(
