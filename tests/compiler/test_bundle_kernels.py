@@ -105,6 +105,16 @@ def test_inspect_and_check_and_list_say_what_is_there(bundle):
         assert f"| GPU kernels (compiled, not run) | {ARCH} |" in opened.read(card).decode()
 
 
+@pytest.mark.slow
+def test_a_graph_that_a_model_cannot_have_is_named_with_the_reason(tiny_source, tmp_path):
+    compile_few(tiny_source, tmp_path / "tiny.dsmodel", tmp_path / "cache", cuda_attention="dspark")
+    report = inspect_bundle(tmp_path / "tiny.dsmodel")
+    for owner in ("target", "draft"):
+        assert f"graph {owner}/graph.cuda.native.onnx" not in report
+        missing = f"no graph of the {owner} for the bundle's own attention kernels"
+        assert report["kernels"][missing] == "head size 16 has none"
+
+
 def changed(opened, **fields):
     """The open bundle as if the manifest's first kernel had other metadata."""
     first, *rest = opened.manifest.kernels
