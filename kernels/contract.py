@@ -16,9 +16,8 @@ Array = NDArray[Any]
 Axes = Mapping[str, int]
 Role = Literal["float", "pool", "int32", "int64", "uint8", "bool", "float32"]
 
-# Several times the rounding of the float32 sums and exponentials that draws and filters are compared with.
-_ROUNDING = 1e-5
-_DRAWN_BY = ("uniforms", "temperature", "top_p", "min_p")
+# Input -> relative change that does as much as float32 sums and exponentials may: several times their rounding.
+_ROUNDING = {"uniforms": 5e-6, "temperature": 1e-6, "top_p": 5e-6, "min_p": 5e-6}
 NEUTRAL_FILTERS: dict[str, tuple[int, type]] = {
     "top_k": (0, np.int32),
     "top_p": (1, np.float32),
@@ -85,12 +84,12 @@ class KernelContract:
 
     def is_decided(self, inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> bool:
         """Whether no draw or filter lies so near a border that a rounding of float32 would change an integer result."""
-        drawn = [name for name in _DRAWN_BY if name in inputs]
+        drawn = [name for name in _ROUNDING if name in inputs]
         wanted = self.results(inputs, attributes) if drawn else {}
         integers = [name for name, value in wanted.items() if value.dtype.kind in "iub"]
-        for name, factor in product(drawn, (1 - _ROUNDING, 1 + _ROUNDING)):
+        for name, sign in product(drawn, (-1, 1)):
             given = inputs[name]
-            moved = (given * factor).astype(given.dtype)
+            moved = (given * (1 + sign * _ROUNDING[name])).astype(given.dtype)
             if name == "top_p":
                 moved[given == 1] = 1  # it is off, not near a border
             found = self.results({**inputs, name: moved}, attributes)
