@@ -92,4 +92,3 @@ def _usage(error: Any) -> RequestError:
     """What the parser says, as one of our errors."""
     command = error.ctx.command_path if error.ctx is not None else "dsc"
     return RequestError(command, error.format_message().rstrip("."), f"see `{command} --help`")
-
