@@ -29,7 +29,7 @@ def tile_keys(head_size: int, rows: int, arch: Architecture, *, softcap: bool = 
     Found by compiling every configuration and looking for spills: a 128 x 128 tile stays in registers up to head
     size 64 only, unpacking int8 takes registers too, and so does sm_86's and its relatives' smaller shared memory.
     A softcap takes a few more than are left of sm_80's tall tiles of padded head sizes and of sm_86's largest. AMD's
-    compiler keeps half as many keys of a tall tile in registers.
+    compiler keeps half as many keys of a tall tile in registers, and of an int8 one of 32 rows at head size 256.
     """
     padded = _padded(head_size)
     keys = 128 // ((2 if quantised else 1) * (2 if rows >= 128 and padded > 64 else 1))
@@ -40,6 +40,8 @@ def tile_keys(head_size: int, rows: int, arch: Architecture, *, softcap: bool = 
         keys //= 2
     if arch.backend == "hip" and rows >= 64:
         keys //= 4 if padded > 128 else 2
+    if arch.backend == "hip" and quantised and padded > 128 and rows == 32:
+        keys //= 2
     budget = arch.shared_per_block - 2 * rows * padded
     while keys > 16 and 2 * 2 * 2 * padded * keys > budget:
         keys //= 2
