@@ -15,7 +15,8 @@ from exported_families import (
     support_table,
 )
 from reference_forward import ReferenceForward
-from tiny_models import FAMILIES, tiny_model
+from tiny_models import BASE, FAMILIES, FULL, SLIDING, random_model, tiny_model
+from transformers import CONFIG_MAPPING
 
 from dsc.compiler.export_hf import export_model
 
@@ -40,8 +41,8 @@ def test_ports_follow_the_documented_order_and_keep_symbolic_axes(family):
     assert shapes["logit_rows"] == ["rows"]
     assert shapes["logits"] == ["batch", "rows", "320"]
     for layer, kv in enumerate(exported.info.kv_layers):
-        expected = ["batch", str(kv.n_kv_heads), "max_rows", str(kv.head_dim)]
-        assert shapes[f"k_pool.{layer}"] == shapes[f"v_pool_out.{layer}"] == expected
+        for name in ("k_pool", "v_pool", "k_pool_out", "v_pool_out"):
+            assert shapes[f"{name}.{layer}"] == ["batch", str(kv.n_kv_heads), "max_rows", str(kv.head_dim)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,6 +61,57 @@ def test_window_is_exact_at_its_edge(length):
     ids, logits = reference_logits("mistral")
     result = parity(exported_family("mistral"), ids[:, :length], logits[:, :length], (0, 3, length - 1, length))
     assert result.difference <= 1e-5
+
+
+WINDOWED = {
+    "phi3": {},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 0},
+    "qwen3": {"use_sliding_window": True, "max_window_layers": 0, "head_dim": 16},
+    "starcoder2": {},
+    "mixtral": {"num_local_experts": 4},
+    "smollm3": {"use_sliding_window": True, "layer_types": [SLIDING, FULL], "no_rope_layers": [1, 0]},
+    "cohere2": {"layer_types": [SLIDING, FULL]},
+    "olmo3": {"layer_types": [SLIDING, FULL]},
+    "exaone4": {"layer_types": [SLIDING, FULL]},
+    "ministral": {"head_dim": 16},
+}
+"""Model types whose configuration has a window, each with its own way to say which layers it is for."""
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+def test_a_window_in_the_configuration_is_applied(model_type):
+    model = random_model(CONFIG_MAPPING[model_type](**(BASE | {"sliding_window": 8} | WINDOWED[model_type])))
+    ids = torch.randint(3, 320, (1, 21), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(ids).logits.numpy()
+    exported = export_model(model)
+    assert 8 in {layer.window for layer in exported.info.kv_layers}
+    result = parity(exported, ids.numpy(), expected, (0, 6, 7, 8, 9, 21))
+    assert result.difference <= 1e-4
+    assert result.same_argmax
+
+
+@pytest.mark.parametrize("expert", range(6))
+def test_an_expert_that_no_token_reached_while_tracing_is_there(expert):
+    model = tiny_model("gpt_oss", num_experts_per_tok=1)
+    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("router.bias")]
+    assert len(biases) == 4
+
+    def choose(number):
+        for bias in biases:
+            bias.data.zero_()
+            bias.data[number] = 1000
+
+    choose(0)
+    exported = export_model(model)
+    choose(expert)
+    run = ReferenceForward(exported)
+    model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
+    ids = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        expected = model(ids).logits.numpy()
+    np.testing.assert_allclose(run(ids.numpy()), expected, atol=1e-4)
 
 
 def test_only_the_rows_asked_for_reach_the_head():

@@ -6,12 +6,15 @@ import os
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import onnx
 import pytest
 
 from dsc.bundle_schema.container import open_bundle
 from dsc.compiler.stages import STAGES
+from dsc.passes.stamp_versions import MAX_IR_VERSION, MAX_OPSET
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 DSC = Path(sys.executable).with_name("dsc")
@@ -46,6 +49,40 @@ def test_the_same_bytes_from_any_folder_umask_zone_locale_and_hash_seed(tiny_sou
         HOME=str(tmp_path),
     )
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_compiling_again_over_a_bundle_gives_the_same_bytes_and_leaves_nothing_else(tiny_source, tmp_path):
+    from dsc.compiler.compile import compile_bundle
+    from dsc.compiler.request import build_request
+
+    before = {path.name: path.read_bytes() for path in tiny_source.iterdir()}
+    output = tmp_path / "model.dsmodel"
+    output.write_bytes(bytes(9_000_000))
+    gate = {"n_prompts": 1, "n_tokens": 8, "n_draws": 0}
+    options = {"target": tiny_source, "output": output, "gate": gate, "reproducible": True, "force": True}
+    written = set()
+    for _ in range(2):
+        compile_bundle(build_request(options))
+        written.add(output.read_bytes())
+        assert [path.name for path in tmp_path.iterdir()] == [output.name]
+    assert len(written) == 1
+    assert {path.name: path.read_bytes() for path in tiny_source.iterdir()} == before
+
+
+def test_the_manifest_states_the_versions_that_its_graphs_have(tiny_bundle):
+    with open_bundle(tiny_bundle) as bundle:
+        needs = bundle.manifest.requires
+        graphs = [(entry, onnx.load_model_from_string(bundle.read(entry.member))) for entry in bundle.manifest.graphs()]
+    for entry, model in graphs:
+        stated = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
+        assert (entry.ir_version, entry.opsets) == (model.ir_version, stated)
+        for function in model.functions:
+            for opset in function.opset_import:
+                assert opset.version <= needs.opsets[opset.domain or "ai.onnx"]
+    assert needs.ir_version == max(model.ir_version for _, model in graphs) <= MAX_IR_VERSION
+    assert needs.opsets["ai.onnx"] == max(entry.opsets["ai.onnx"] for entry, _ in graphs) <= MAX_OPSET
+    extras = tomllib.loads((SUPPORT.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert needs.min_onnxruntime.startswith(extras["cpu"][0].removeprefix("onnxruntime>="))
 
 
 def killed_at(stage: str, source: Path, output: Path) -> None:

@@ -62,8 +62,14 @@ def test_inspect_says_which_axes_are_free(tiny_bundle):
     inputs = inspect_bundle(tiny_bundle)["graph target/graph.onnx"]["inputs"]
     assert "input_ids int64['batch', 'seq']" in inputs
     with open_bundle(tiny_bundle) as bundle:
-        specs = {spec.name: spec.axes for graph in bundle.manifest.graphs() for spec in graph.inputs}
-    assert all(axes[2] == "max_rows" for name, axes in specs.items() if "_pool." in name)
+        forwards = [graph for graph in bundle.manifest.graphs() if graph.role.startswith("forward")]
+    for graph in forwards:
+        before, after = ({spec.name: spec.axes for spec in specs} for specs in (graph.inputs, graph.outputs))
+        pools = [name for name in before if "_pool." in name]
+        assert len(pools) == 4
+        for name in pools:
+            assert before[name] == after[name.replace("_pool.", "_pool_out.")]
+            assert before[name][2] == "max_rows"
 
 
 def test_another_length_is_another_plan_for_the_same_graphs(tiny_source, tmp_path):
