@@ -24,9 +24,17 @@ from dsc.compiler.request import (
 from dsc.compiler.request_checks import EVERY_PASS
 from dsc.kernels.attention_table import HEAD_SIZES
 from dsc.passes.matmul_weights import matmul_weights
+from dsc.passes.pass_order import (
+    NATIVE_BLOCK,
+    carried_blocks,
+    kernel_passes,
+    shared_passes,
+    why_not_cuda_native,
+    why_not_native,
+)
 from dsc.passes.pass_order import Kernels as KernelSet
-from dsc.passes.pass_order import carried_blocks, kernel_passes, shared_passes, why_not_cuda_native, why_not_native
 from dsc.passes.pipeline import PipelineReport, parse_pipeline, run_pipeline
+from dsc.passes.quantize_weights import head_weight
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,6 +45,9 @@ if TYPE_CHECKING:
     from dsc.passes.base import GraphPass
     from dsc.passes.block_quantisation import BlockWeights
     from dsc.passes.pipeline import PassRun
+
+
+_BY_PASSES = "by the given passes"
 
 
 @dataclass(frozen=True)
@@ -79,13 +90,14 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
     _require_float32(owner, exported, precision)
     carried = _carried(exported, weights, precision)
     notes = _notes_on_blocks(owner, exported, precision, carried)
-    notes += _notes_on_unused(owner, exported, weights, precision, request.passes)
+    notes += _notes_on_unused(owner, exported, weights, precision, request.passes, carried)
     shared = exported.model.clone()
     passes = _shared_passes(weights, precision, carried, request.passes)
     reports = {owner: run_pipeline(shared, passes, _dumper(owner, request.passes))}
     positions = min(request.max_length or exported.info.max_length, exported.info.max_length) + MAX_WINDOW + 1
     graphs = []
     left_out: dict[str, str] = {}
+    quantised = _quantises(request.passes)
     for kernels in _kernel_sets(request):
         if why := _why_not(kernels, shared, precision, exported.info):
             if kernels == "native":
@@ -97,13 +109,8 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         name = f"{owner} {kernels}"
         passes = kernel_passes(kernels, _name(precision), positions)
         reports[name] = run_pipeline(graph, passes, _dumper(name.replace(" ", "-"), request.passes))
-        graphs.append(_graph_part(owner, kernels, graph, precision))
-    ran = {run.spec.partition("{")[0] for report in reports.values() for run in report.runs}
-    notes += [
-        f"{owner}: no graph after {name}: the pass did not run"
-        for name in request.passes.dump_after
-        if name not in (EVERY_PASS, *ran)
-    ]
+        graphs.append(_graph_part(owner, kernels, graph, _BY_PASSES if quantised else str(precision)))
+    notes += _notes_on_dumps(owner, reports, request.passes)
     info = exported.info.model_copy(
         update={
             "quantization": _described(precision, exported, request.passes),
@@ -140,26 +147,58 @@ def _notes_on_blocks(
 
 
 def _notes_on_unused(
-    owner: str, exported: ExportedModel, weights: WeightOptions, precision: Precision, passes: PassOptions
+    owner: str,
+    exported: ExportedModel,
+    weights: WeightOptions,
+    precision: Precision,
+    passes: PassOptions,
+    carried: dict[str, BlockWeights],
 ) -> list[str]:
     """Options about weights that change nothing, with the reason."""
     unused = weights.of_blocks()
     if passes.pipeline is not None:
         unused += ["precision"] if weights.precision in (Precision.INT8, Precision.INT4) else []
         why = "the passes that were given say what becomes of the weights"
-    elif precision not in (Precision.FP32, Precision.FP16):
-        names = [weight.name for weight in matmul_weights(exported.model.graph)]
-        unused = [f"exclude {p!r}" for p in weights.exclude if not any(re.search(p, name) for name in names)]
-        why = "no matrix has such a name"
-    else:
+    elif precision in (Precision.FP32, Precision.FP16):
         why = f"the weights stay {precision}"
+    else:
+        return [f"{owner}: {note}" for note in _unused_of_blocks(exported.model, weights, precision, carried)]
     return [f"{owner}: {option} changes nothing: {why}" for option in unused]
+
+
+def _unused_of_blocks(
+    model: ir.Model, weights: WeightOptions, precision: Precision, carried: dict[str, BlockWeights]
+) -> list[str]:
+    """The same where weights become blocks, or are some already."""
+    names = {weight.name for weight in matmul_weights(model.graph)}
+    unmet = [pattern for pattern in weights.exclude if not any(re.search(pattern, name) for name in names)]
+    found = [f"exclude {pattern!r} changes nothing: no matrix has such a name" for pattern in unmet]
+    if weights.block_size != NATIVE_BLOCK and names and names <= carried.keys():
+        found.append("block_size changes nothing: every matrix is carried as it is in the checkpoint")
+    head_carried = precision is Precision.KEEP and head_weight(model.graph) in carried
+    if weights.head_precision in ("int4", "int8") and head_carried:
+        found.append("head_precision changes nothing: the head is carried as it is in the checkpoint")
+    elif weights.head_precision == "int4" and precision is not Precision.INT4:
+        found.append(f"head_precision changes nothing: with {precision} the head has 8 bits")
+    return found
+
+
+def _notes_on_dumps(owner: str, reports: dict[str, PipelineReport], passes: PassOptions) -> list[str]:
+    """Dumps that were asked for after passes that did not run."""
+    ran = {run.spec.partition("{")[0] for report in reports.values() for run in report.runs}
+    missing = [name for name in passes.dump_after if name not in (EVERY_PASS, *ran)]
+    return [f"{owner}: no graph after {name}: the pass did not run" for name in missing]
+
+
+def _quantises(passes: PassOptions) -> bool:
+    """Whether the passes that the user gives turn weights into blocks."""
+    return any(item.name.startswith("quantize-") for item in parse_pipeline(passes.pipeline or ""))
 
 
 def _described(precision: Precision, exported: ExportedModel, passes: PassOptions) -> str:
     """The weights in words; carried blocks by their own names."""
-    if any(item.name.startswith("quantize-") for item in parse_pipeline(passes.pipeline or "")):
-        return "by the given passes"
+    if _quantises(passes):
+        return _BY_PASSES
     if precision is Precision.FP32 and exported.info.quantization != "none":
         return exported.info.quantization  # an adopted graph keeps the form it came in
     if precision is not Precision.KEEP:
@@ -187,12 +226,13 @@ def _why_not(kernels: KernelSet, shared: ir.Model, precision: Precision, info: M
     return ""
 
 
-def _graph_part(owner: str, kernels: KernelSet, graph: ir.Model, precision: Precision) -> GraphPart:
+def _graph_part(owner: str, kernels: KernelSet, graph: ir.Model, weights: str) -> GraphPart:
     backend: GraphBackend = "cuda" if kernels.startswith("cuda") else "cpu"
     ours = kernels.endswith("native")
     file = ".".join(["graph", *(["cuda"] if backend == "cuda" else []), *(["native"] if ours else []), "onnx"])
-    weights = Precision.FP16 if backend == "cuda" and precision is Precision.FP32 else precision
-    return GraphPart(f"{owner}/{file}", "forward_native" if ours else "forward", graph, str(weights), backend)
+    if backend == "cuda" and weights == Precision.FP32:
+        weights = str(Precision.FP16)
+    return GraphPart(f"{owner}/{file}", "forward_native" if ours else "forward", graph, weights, backend)
 
 
 def _shared_passes(

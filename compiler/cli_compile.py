@@ -115,7 +115,19 @@ def _request(recipe: Path | None, given: dict[str, Any]) -> CompileRequest:
     from dsc.compiler.request import build_request, load_recipe, merge_options
 
     base = load_recipe(recipe) if recipe is not None else {}
-    if "kind" in given["draft"] and isinstance(base.get("draft"), dict):  # another draft, not another kind of this one
-        base["draft"] = {key: value for key, value in base["draft"].items() if key not in ("kind", "source")}
+    if "kind" in given["draft"] and isinstance(base.get("draft"), dict):
+        base["draft"] = _kept(base["draft"], given["draft"]["kind"])
     where = str(recipe) if recipe is not None else "dsc compile"
     return build_request(merge_options(base, given), where)
+
+
+def _kept(draft: dict[str, Any], kind: str) -> dict[str, Any]:
+    """What of a recipe's draft holds for another one: lookups have no weights, only a checkpoint states its length."""
+    from dsc.compiler.request import DraftKind, DraftOptions
+
+    dropped = {"kind", "source"}
+    if kind != DraftKind.MODEL:
+        dropped |= {"max_length"}
+    if kind in (DraftKind.NONE, DraftKind.NGRAM):
+        dropped = set(DraftOptions.model_fields)
+    return {key: value for key, value in draft.items() if key not in dropped}

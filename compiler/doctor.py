@@ -76,6 +76,15 @@ def native_library() -> str:
     return str(library.path) if library.path is not None else f"none: {library.reason}"
 
 
+def _allowed_processors(runs: bool) -> int:
+    """As many as the runtime uses threads by default; without onnxruntime it cannot be asked."""
+    if not runs:
+        return len(os.sched_getaffinity(0))
+    from dsc.runtime.host_cpus import allowed_cpus
+
+    return allowed_cpus()
+
+
 def examine() -> dict[str, Any]:
     """`fields` to show and `problems` that keep bundles from running."""
     problems = [problem for problem in [onnxruntime_problem()] if problem]
@@ -85,7 +94,7 @@ def examine() -> dict[str, Any]:
         "dsc": installed_version("dsc-toolchain"),
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
-        "allowed processors": len(os.sched_getaffinity(0)),
+        "allowed processors": _allowed_processors(runs=not problems),
         **onnxruntime_wheels(),
         "native CPU kernels": native_library(),
         "CUDA driver": cuda_driver(),

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsc.compiler.console import format_nbytes
 from dsc.compiler.gpu_kernels import AttentionNeed, attention_needs, estimate
+from dsc.compiler.hf_info import max_length as longest
 from dsc.compiler.onnx_external import onnx_file
 from dsc.compiler.onnx_facts import StatedFacts
 from dsc.compiler.plan_kv import check_positions
@@ -27,7 +28,7 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
     Raises:
         RequestError, HostError: as `check_request`.
         ModelError: a source is missing or its configuration cannot be read.
-        PlanError: the model has fewer positions than were asked for.
+        PlanError: the target has fewer positions than were asked for.
     """
     check_request(request)
     stated = StatedFacts(request.max_length, request.eos_ids)
@@ -44,6 +45,8 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
         report["draft"] = _describe(request.draft.source, request.draft, request.max_length, stated)
     report |= _gpu_report(request, [report[owner].pop("needs") for owner in ("target", "draft") if owner in report])
     models = [report[owner] for owner in ("target", "draft") if owner in report]
+    positions = [model.pop("positions") for model in models]  # a draft with fewer is not asked past them
+    check_positions(models[0]["architecture"], positions[0], models[0]["max length"])
     report["bundle about"] = format_nbytes(sum(_nbytes_in_bundle(model, request) for model in models))
     report["KV memory about"] = format_nbytes(sum(model.pop("kv_nbytes") for model in models))
     report["peak memory about"] = format_nbytes(1.5 * max(model.pop("fp32_nbytes") for model in models) + (400 << 20))
@@ -79,8 +82,8 @@ def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated
         precision = Precision.FP32
     size = carried_nbytes if precision is Precision.KEEP else _NBYTES[precision] * n_parameters
     architecture = ", ".join(getattr(config, "architectures", None) or [config.model_type])
-    length = max_length or int(config.max_position_embeddings)
-    check_positions(architecture, int(config.max_position_embeddings), length)
+    positions = longest(config)
+    length = max_length or positions
     n_heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // n_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or n_heads)
@@ -92,6 +95,7 @@ def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated
         "parameters": n_parameters,
         "precision": str(precision),
         "max length": length,
+        "positions": positions,
         "KV bytes per token": per_token,
         "weights_nbytes": size,
         "kv_nbytes": per_token * length,
@@ -110,7 +114,6 @@ def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, 
     kept = sum(value.const_value.nbytes for value in initializers if value.const_value is not None)
     precision = Precision.FP32 if weights.precision is Precision.KEEP else weights.precision
     length = max_length or info.max_length
-    check_positions(info.architecture, info.max_length, length)
     per_token = sum(2 * layer.n_kv_heads * layer.head_dim * 4 for layer in info.kv_layers)
     return {
         "source": str(path),
@@ -119,6 +122,7 @@ def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, 
         "parameters": info.n_parameters,
         "precision": info.quantization if info.quantization != "none" else str(precision),
         "max length": length,
+        "positions": info.max_length,
         "KV bytes per token": per_token,
         "weights_nbytes": kept if precision is Precision.FP32 else _NBYTES[precision] * info.n_parameters,
         "kv_nbytes": per_token * length,

@@ -21,7 +21,7 @@ def max_length(config: Any) -> int:
     lengths = (getattr(config, name, None) for name in _LENGTHS)
     declared = next((length for length in lengths if isinstance(length, int) and length > 0), 2048)
     changes = [
-        rope["original_max_position_embeddings"]
+        rope.get("original_max_position_embeddings") or declared
         for rope in _rope_parameters(config)
         if rope.get("rope_type") == "longrope"
     ]

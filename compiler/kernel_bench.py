@@ -278,11 +278,14 @@ def _wait(device: str) -> None:
 
 
 def write_report(folder: Path, device: CudaDevice, bandwidth: float, lines: Sequence[BenchLine]) -> tuple[Path, ...]:
-    """Write ``kernels.json``, ``kernels.md`` and ``kernels.png`` into `folder`; returns their paths."""
+    """Write ``kernels.json``, ``kernels.md`` and ``kernels.png`` into `folder`; returns their paths.
+
+    Raises:
+        HostError: they cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     data, table, plot = (folder / f"kernels.{kind}" for kind in ("json", "md", "png"))
     facts = {"device": asdict(device), "copy_gb_per_s": bandwidth / 1e9, "lines": [asdict(line) for line in lines]}
-    data.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     rows = [
         f"| {x.name} | {x.problem or 'agrees'} | {x.us:.1f} | {x.torch_us:.1f} | {x.ratio:.2f} | {x.gb_per_s:.0f} "
         f"| {x.gb_per_s * 1e9 / bandwidth:.0%} |"
@@ -290,8 +293,12 @@ def write_report(folder: Path, device: CudaDevice, bandwidth: float, lines: Sequ
     ]
     head = "| case | result | us | torch us | torch / ours | GB/s | of a copy |\n|---|---|---|---|---|---|---|"
     title = f"# Kernels on {device.name}\n\nA copy moves {bandwidth / 1e9:.0f} GB/s. Medians of interleaved runs."
-    table.write_text("\n".join([title, "", head, *rows, ""]), encoding="utf-8")
-    _plot(plot, device, lines)
+    try:
+        data.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        table.write_text("\n".join([title, "", head, *rows, ""]), encoding="utf-8")
+        _plot(plot, device, lines)
+    except OSError as error:
+        raise HostError(str(folder), f"the report cannot be written: {error.strerror}") from error
     return data, table, plot
 
 

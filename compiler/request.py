@@ -111,7 +111,8 @@ class WeightOptions(_Options):
 
     def of_blocks(self) -> list[str]:
         """The options given that say how weights become blocks of integers."""
-        given = {"head_precision": self.head_precision, "block_size": self.block_size != 32, "exclude": self.exclude}
+        own_head = self.head_precision is not None and self.head_precision != self.precision
+        given = {"head_precision": own_head, "block_size": self.block_size != 32, "exclude": self.exclude}
         return [name for name, value in given.items() if value]
 
     @model_validator(mode="after")

@@ -138,8 +138,9 @@ class _Bench:
             rounds = [line for line in request.rounds if line.n_tokens > len(request.request.prompt_ids)]
             lines = list(measured_rounds([replace(request, rounds=rounds)]))
             if request.decoding_ms and len(lines) == len(rounds):  # others waited for rounds of an engine
-                drafted = [line.ms["propose"] for line in lines if line.draft_ids and line.proposer not in LOOKUPS]
-                host_ms += request.decoding_ms - sum(line.ms["forward"] for line in lines) - sum(drafted)
+                models = [line for line in lines if line.draft_ids and line.proposer not in LOOKUPS]
+                proposing = sum(line.ms.get("propose", 0.0) for line in models)
+                host_ms += request.decoding_ms - sum(line.ms["forward"] for line in lines) - proposing
                 n_rounds += len(rounds)
         known = self.curves[0].host_ms if self.curves else 0.0
         return host_ms / n_rounds - known if host_ms > 0 else 0.0
@@ -157,7 +158,7 @@ class _Bench:
             forward_ms += (costs.round(n_drafts) - costs.drafting(n_drafts)) * costs.step_ms
             draft_ms += costs.drafting(n_drafts) * costs.step_ms
         speed = forward_ms / sum(line.ms["forward"] for line in lines)
-        propose_ms = sum(line.ms["propose"] for line in lines) * speed
+        propose_ms = sum(line.ms.get("propose", 0.0) for line in lines) * speed
         return max(propose_ms - draft_ms, 0.0) / sum(line.lag for line in lines)
 
     def _rate(self, kind: ProposerKind) -> float:
@@ -202,7 +203,7 @@ def simulate(bundle: Path, trace: Path, policies: str, source: CostSource = "cur
 
 def _require_model(trace: Path, requests: Sequence[TracedRequest], own: ModelId) -> None:
     for line in (request.request for request in requests):
-        if line.model != own.digest:
+        if line.model and line.model != own.digest:
             found = ModelId(line.name, line.model)
             raise RequestError(
                 str(trace), f"a recording of {own} is required, got one of {found}", "record it with this bundle"
@@ -244,6 +245,8 @@ def _notes(bench: _Bench, requests: Sequence[TracedRequest]) -> list[str]:
             n_known = bench.recorded(kind)
             n_tokens = sum(len(line.new_ids) for request in requests for line in request.rounds)
             notes.append(f"{kind}: {n_known} of {n_tokens} drafts recorded, the others drawn at the recorded rate")
+    if not all(request.request.model for request in requests):
+        notes.append("the trace does not name its model: that it is this bundle's is taken for granted")
     if not any(line.signals for request in requests for line in request.rounds):
         notes.append("the trace has no signals: `rules` sees only what is computed from tokens")
     return notes

@@ -26,8 +26,8 @@ class RequestLine(_Line):
 
     event: Literal["request"]
     schema_version: str
-    name: str
-    model: str
+    name: str = ""  # schema 1.0 has neither
+    model: str = ""
     policy: str
     speculation: str
     max_tokens: int

@@ -11,7 +11,7 @@ _AT_LOAD = ("secure_rollback", "profiles", "cache.fingerprint_bits")
 # Fields that some policies read and others do not.
 _OF_POLICIES: dict[str, tuple[str, ...]] = {
     "windows.default": ("fixed",),
-    "windows.min": ("rules",),
+    "windows.min": ("fixed", "rules"),  # a resource profile sets the fixed window within the range
     "rules": ("rules",),
     "selector": ("rules",),
     "batched": ("batched",),

@@ -192,6 +192,7 @@ class ContinuationCache:
         }
         try:
             with whole_file(path) as file:
+                Path(file.name).chmod(0o600)  # it holds what was said
                 np.savez(file, allow_pickle=False, **arrays)
         except OSError as error:
             raise HostError(str(path), f"continuations cannot be written: {error.strerror}") from error

@@ -78,11 +78,12 @@ class SpeculationAccount:
         self._probing = self._config.probe_rounds
 
 
-def model_start(round_cost: float) -> float:
-    """The start for a draft model whose full round costs `round_cost`: two failed rounds, within bounds.
+def model_start(round_cost: float, reading: float = 0.0) -> float:
+    """The start for a draft model whose full round costs `round_cost`: two failed rounds and a first `reading`, within
+    bounds.
 
     A model's quality hardly depends on the text, so one early failure says little; and once it pauses, reading what it
-    missed makes coming back dear. The start also pays for its first reading: four steps are a short prompt or a late
-    start, and 3 % of an answer of some 270 tokens together with the allowance.
+    missed makes coming back dear. Four steps are the reading of a short prompt or a late start, and 3 % of an answer of
+    some 270 tokens together with the allowance.
     """
-    return min(max(2 * (round_cost - 1), LOOKUP_START), _MODEL_START)
+    return min(max(2 * (round_cost - 1) + reading, LOOKUP_START), _MODEL_START)

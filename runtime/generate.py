@@ -99,7 +99,8 @@ class SpeculativeModel:
         return self.scheduler.live.current
 
     def update_config(self, changes: Mapping[str, Any]) -> None:
-        """Change the schedule, from the next round on, also of a generation that runs.
+        """Change the schedule, from the next round on, also of a generation that runs; what proposers match and are
+        expected to get right, from the next request on.
 
         Args:
             changes: dotted path -> value, e.g. ``{"windows.max": 6, "policy": "rules"}``.

@@ -114,8 +114,17 @@ def _require_pass(certificate: Certificate, settings: SessionSettings, where: st
         raise CheckFailed(where, what, "; ".join(certificate.reasons))
     if (certificate.kernels, "cpu") != (settings.kernels, settings.provider):
         wanted, found = f"{settings.kernels} kernels on {settings.provider}", f"{certificate.kernels} kernels on cpu"
-        hint = settings.native.reason or "compile it here, or load with other kernels"
-        raise CheckFailed(where, f"a certificate of {wanted} is required, got one of {found}", hint)
+        what = f"a certificate of {wanted} is required, got one of {found}"
+        raise CheckFailed(where, what, _as_measured(certificate, settings))
+
+
+def _as_measured(certificate: Certificate, settings: SessionSettings) -> str:
+    """What would make the bundle run as its certificate was measured."""
+    if settings.provider != "cpu":
+        return "no certificate is measured there: load with provider='cpu', or without certified"
+    if certificate.kernels == "ort":
+        return "load with kernels='ort', or compile it here"
+    return f"the native kernels do not run: {settings.native.reason}"
 
 
 def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: KernelChoice) -> SessionSettings:

@@ -22,9 +22,9 @@ class ModelId:
 
 def model_id(manifest: Manifest) -> ModelId:
     """Of the bundle with this manifest."""
-    names = {graph.member for graph in manifest.target.graphs}  # hold the weights where they are few
-    if manifest.member(WEIGHTS_NAME) is not None:
-        names = {WEIGHTS_NAME}
-    content = [member.sha256 for member in manifest.members if member.name in names]
-    content.append(manifest.target.model_dump_json())
+    graphs = {graph.member for graph in manifest.target.graphs}  # hold the weights where they are few
+    weights = manifest.member(WEIGHTS_NAME)
+    members = [weights] if weights is not None else [one for one in manifest.members if one.name in graphs]
+    # In this order: files of continuations that were saved under the digest must keep their model.
+    content = [manifest.target.model_dump_json(), *(member.sha256 for member in members)]
     return ModelId(manifest.name, hashlib.sha256("".join(content).encode()).hexdigest())

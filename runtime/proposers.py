@@ -235,7 +235,7 @@ class ModelProposer(DraftReading):
         return LATE if start else self.kind
 
     def prior(self, kind: str) -> tuple[float, float]:
-        """As stated when the proposer was made; without the beginning of the text it is right less often."""
+        """`expected`, and less where it has not read the beginning of the text."""
         return model_prior(self.expected, kind)
 
 

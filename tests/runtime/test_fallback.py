@@ -42,6 +42,11 @@ def test_a_draft_model_may_fail_twice_at_first_within_bounds():
     assert model_start(9.0) == 4.0
 
 
+def test_a_draft_model_with_small_windows_may_read_before_its_first_round():
+    assert model_start(1.5, reading=1.9) == 2 * (1.5 - 1) + 1.9
+    assert model_start(2.2, reading=1.9) == 4.0
+
+
 def test_predictable_text_is_never_held_back():
     _, drafted = run(SpeculationAccount(Fallback()), lambda _: 8, 400)
     assert drafted == -(-400 // 9) or drafted >= 400 // 9
