@@ -35,6 +35,7 @@ _KEY = b"location"
 # An entry of `external_data`: key (field 1), then value (field 2), whose size 256 is 80 02 as a varint.
 _STORED = b"\x0a\x08" + _KEY + b"\x12\x80\x02" + STORED_LOCATION.encode()
 _DEEPEST = 100  # messages in messages: protobuf's own limit
+_HINT = "compile the model again, or get the bundle from whoever made it"
 
 
 def relocate_graph(graph: bytes, file_name: str, where: str) -> bytes:
@@ -74,7 +75,8 @@ def _check_tensor(graph: bytes, start: int, end: int, where: str) -> None:
     fields = [(number, graph[first:last]) for number, first, last in _fields(graph, start, end, where)]
     if any(number == _EXTERNAL_DATA and _KEY in data and data != _STORED for number, data in fields):
         name = next((data.decode(errors="replace") for number, data in fields if number == _NAME), "")
-        raise ForeignLocation(f"{where}: tensor {name!r}", "its data must lie in the bundle itself, not elsewhere")
+        what = "its data must lie in the bundle itself, not elsewhere"
+        raise ForeignLocation(f"{where}: tensor {name!r}", what, _HINT)
 
 
 def _fields(graph: bytes, start: int, end: int, where: str) -> Iterator[tuple[int, int, int]]:
@@ -104,16 +106,20 @@ def _fields(graph: bytes, start: int, end: int, where: str) -> Iterator[tuple[in
 
 
 def _varint(graph: bytes, start: int, end: int, where: str) -> tuple[int, int]:
-    """A tag or a size, and where it ends; only its shortest form is taken, as readers differ on others."""
+    """A tag or a size, and where it ends.
+
+    Only its shortest form and 32 bits are taken: readers differ on others, and some drop the bits above.
+    """
     value = 0
     for index, byte in enumerate(graph[start : min(start + 5, end)]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            if byte == 0 and index:
+            if (byte == 0 and index) or value >> 32:
                 break
             return value, start + index + 1
     raise _not_a_graph(where, start)
 
 
 def _not_a_graph(where: str, position: int) -> ForeignLocation:
-    return ForeignLocation(where, f"an ONNX graph as onnx writes it is required, byte {position} is none of one")
+    what = f"an ONNX graph as onnx writes it is required, byte {position} is none of one"
+    return ForeignLocation(where, what, _HINT)

@@ -214,6 +214,8 @@ def _longest_inputs(case: BenchCase) -> dict[str, Any]:
     if "past_lengths" in made:
         room = case.axes["S"] if "S" in case.axes else 2 * case.axes["P"]
         made["past_lengths"] = np.full(case.axes["B"], case.axes["M"] - room, np.int32)
+    if "temperature" in made:  # few tokens have all the mass: among 152,064 alike ones rounding would choose
+        made["temperature"] = np.full(case.axes["B"], 0.1, np.float32)
     if "counts" in made:
         made["counts"] = np.full(case.axes["B"], case.axes["P"], np.int32)
         made["path"] = np.tile(np.arange(case.axes["P"], dtype=np.int32) * 2, (case.axes["B"], 1))

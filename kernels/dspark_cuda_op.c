@@ -243,7 +243,8 @@ static int is(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d) {
 static OrtStatus *check_call(const OrtApi *api, const Tensor *in, const Call *c) {
   const int64_t b = c->batch, heads = c->kv_heads, rows = c->rows, dim = c->dim, pool = c->pool_rows;
   REQUIRE(api, b > 0 && rows > 0, "at least one sequence and one new row");
-  REQUIRE(api, heads > 0 && c->heads % heads == 0, "query heads must be a multiple of KV heads");
+  REQUIRE(api, heads > 0 && c->heads > 0 && c->heads % heads == 0, /* count_parts divides by them */
+          "query heads must be a multiple of KV heads");
   REQUIRE(api, is(&in[IN_K], b, heads, rows, dim) && is(&in[IN_V], b, heads, rows, dim),
           "k and v must be [batch, KV heads, rows, head size]");
   REQUIRE(api, is(&in[IN_K_POOL], b, heads, pool, dim) && is(&in[IN_V_POOL], b, heads, pool, dim),

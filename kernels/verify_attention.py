@@ -148,7 +148,7 @@ VERIFY_ATTENTION = KernelContract(
         TensorRole("k_pool", _POOL),
         TensorRole("v_pool", _POOL),
         TensorRole("past_lengths", ("B",), "int32"),
-        TensorRole("sinks", ("Hq",), optional=True),
+        TensorRole("sinks", ("Hq",), "float32", optional=True),
         TensorRole("tree_mask", ("B", 1, "S", "S"), "bool", optional=True),
         TensorRole("row_offsets", ("P1",), "int32", optional=True),
     ),

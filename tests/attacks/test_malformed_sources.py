@@ -99,4 +99,4 @@ def test_recipes_traces_and_tokenizers_are_refused_or_left_alone(tmp_path, conte
     for read in (load_recipe, read_trace):
         with suppress(DscError):
             read(file)
-    assert compact_tokenizer(content) is not None
+    assert b"".join(compact_tokenizer(content).split()) == b"".join(content.split())  # white space at most goes

@@ -172,6 +172,13 @@ def test_graphs_in_graphs_are_followed_as_far_as_protobuf_does(n_graphs: int, sa
         relocate_graph(field(7, graph), "a.dsmodel", MEMBER)
 
 
+def test_a_tag_of_more_than_32_bits_hides_no_graph():
+    """protobuf in C++, which onnxruntime reads with, drops the bits above and takes it for the graph's own tag."""
+    graph = onnx.load_model_from_string(graph_with("../other.bin")).graph.SerializeToString()
+    with pytest.raises(ForeignLocation, match="as onnx writes it is required, byte 0"):
+        relocate_graph(b"\xba\x80\x80\x80\x10" + field(7, graph)[1:], "a.dsmodel", MEMBER)
+
+
 def test_a_graph_without_external_data_stays_as_it_is():
     model = onnx.load_model_from_string(graph_with("x"))
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(WEIGHT, "location"))

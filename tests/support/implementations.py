@@ -86,8 +86,7 @@ def bound(kernels, device, contract, inputs, attributes, dtype):
     tensors = {}
     for name, array in inputs.items():
         tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
-        # Sinks are float32 in every kernel, whatever the rows are.
-        tensors[name] = tensor.to(getattr(torch, dtype)) if name in floats - {"sinks"} else tensor
+        tensors[name] = tensor.to(getattr(torch, dtype)) if name in floats else tensor
     return bind_operator(kernels, contract, tensors, attributes)
 
 
@@ -97,7 +96,7 @@ def rounded(contract: KernelContract, inputs: dict[str, Any], dtype: str) -> dic
 
     if dtype == "float32":
         return inputs
-    floats = {role.name for role in contract.inputs if role.kind == "float"} - {"sinks"}
+    floats = {role.name for role in contract.inputs if role.kind == "float"}
     kind = getattr(torch, dtype)
     return {
         name: torch.from_numpy(array).to(kind).float().numpy() if name in floats else array
