@@ -28,10 +28,10 @@ class Generation:
         self._output = Output(request.stop_ids, request.stop_strings, codec.stream() if codec else None)
         self._started = started
 
-    def take(self, block: Sequence[int]) -> Chunk:
-        """Add a round's tokens; the result is there when they ended the output."""
+    def take(self, block: Sequence[int], read: bool = True) -> Chunk:
+        """Add a round's tokens; the result is there when they ended the output. `read` as of `Output.take`."""
         stats = self.run.stats
-        chunk = self._output.take(block)
+        chunk = self._output.take(block, read)
         stats.first_token_ms = stats.first_token_ms or _ms_since(self._started)
         if self._output.ended:
             stats.discarded = truncate(self.run, self.run.n_prompt + len(self._output.ids))

@@ -28,8 +28,13 @@ class Output:
         self._source = text
         self._held = ""
 
-    def take(self, block: Sequence[int]) -> Chunk:
-        """Add a round's tokens up to the end of the output; says in `ended` whether that was reached."""
+    def take(self, block: Sequence[int], read: bool = True) -> Chunk:
+        """Add a round's tokens up to the end of the output; says in `ended` whether that was reached.
+
+        Args:
+            read: someone reads the chunk. What nobody reads becomes text at the end, all at once, as far as no stop
+                string has to be looked for.
+        """
         taken: list[int] = []
         text = ""
         for token in block:
@@ -37,8 +42,10 @@ class Output:
             if token in self._stop_ids:
                 self.ended = True
                 text += self._release()
-            elif self._source is not None:
+            elif self._source is not None and (read or self._stops):
                 text += self._add(self._source.push(token))
+            elif self._source is not None:
+                self._source.keep(token)
             if self.ended:
                 break
         self.ids += taken

@@ -105,15 +105,15 @@ class UniformDraws:
 
     def at(self, position: int, count: int) -> NDArray[np.float64]:
         """Draws [count] of positions `position` .. `position + count - 1`."""
-        return np.array([self._draw(position + i) for i in range(count)])
-
-    def _draw(self, position: int) -> float:
         number, index = divmod(position, _DRAWS_PER_BLOCK)
         if number != self._block_number:
             bits = np.random.Philox(key=self.seed, counter=[0, 0, 0, number])
             self._block = np.random.Generator(bits).random(_DRAWS_PER_BLOCK)
             self._block_number = number
-        return float(self._block[index])
+        draws = self._block[index : index + count]
+        if len(draws) < count:
+            draws = np.concatenate((draws, self.at(position + len(draws), count - len(draws))))
+        return draws
 
 
 class LogitsEditor:

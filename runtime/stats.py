@@ -105,8 +105,9 @@ class GenerationStats:
         self.proposed += proposed
         self.evaluated += evaluated
         self.accepted += accepted
-        self.position_evaluated.update(range(evaluated))
-        self.position_accepted.update(range(accepted))
+        if proposed:
+            self.position_evaluated.update(range(evaluated))
+            self.position_accepted.update(range(accepted))
         if 0 < proposed == accepted:
             self.bonus += 1
         else:

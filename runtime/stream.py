@@ -33,6 +33,7 @@ class GenerationStream(Iterator[Chunk]):
         self.stats = GenerationStats()
         self.result: GenerationResult | None = None
         self._model = model
+        self._read = True  # someone reads the chunks
         self.request = request
         self._chunks: Generator[Chunk, None, None] = self._run()
 
@@ -53,6 +54,7 @@ class GenerationStream(Iterator[Chunk]):
 
     def finish(self) -> GenerationResult:
         """Run to the end and return the result; an interruption between two chunks lets the model go at once."""
+        self._read = False
         try:
             for _ in self:
                 pass
@@ -67,7 +69,7 @@ class GenerationStream(Iterator[Chunk]):
             run = self._model.begin(self.request, self.stats, trace)
             generation = Generation(run, self.request, self._model.bundle.codec, started)
             for block in decode(run):
-                chunk = generation.take(block)
+                chunk = generation.take(block, self._read)
                 if generation.result is not None:
                     self._end(generation)
                 yield chunk

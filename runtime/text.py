@@ -139,6 +139,11 @@ class TokenStream:
         self._shown = self._decode()
         return piece
 
+    def keep(self, token: int) -> None:
+        """A token whose text nobody reads before the end: `finish` gives it."""
+        if token not in self._skipped:
+            self._ids.append(token)
+
     def finish(self) -> str:
         """What is left; an incomplete character becomes U+FFFD as in `TextCodec.decode`."""
         piece = self._decode()[len(self._shown) :]

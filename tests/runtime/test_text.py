@@ -32,6 +32,19 @@ def test_pieces_of_any_ids_join_to_the_whole_text(kind, ids, skip):
 
 
 @pytest.mark.parametrize("kind", CODECS)
+@settings(max_examples=300, deadline=None)
+@given(ids=st.lists(st.integers(0, 280), max_size=40), n_read=st.integers(0, 40), skip=st.booleans())
+def test_what_nobody_reads_comes_at_the_end(kind, ids, n_read, skip):
+    codec = CODECS[kind]
+    stream = codec.stream(skip_special_tokens=skip)
+    read = [stream.push(token) for token in ids[:n_read]]
+    for token in ids[n_read:]:
+        stream.keep(token)
+
+    assert "".join(read) + stream.finish() == codec.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", CODECS)
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
 def test_text_streams_in_whole_characters(kind, text):
