@@ -85,11 +85,13 @@ class CompileReport:
         print_table(
             "stages",
             ("stage", "seconds", "peak memory"),
-            [(stage.name, stage.seconds, format_nbytes(stage.peak_rss_nbytes)) for stage in self.stages],
+            [(stage.name, round(stage.seconds, 2), format_nbytes(stage.peak_rss_nbytes)) for stage in self.stages],
         )
         for graph, report in self.passes.items():
             if time_passes:
-                rows = [(run.spec, run.seconds, run.verify_seconds, run.fired) for run in report.runs]
+                rows = [
+                    (run.spec, round(run.seconds, 2), round(run.verify_seconds, 2), run.fired) for run in report.runs
+                ]
                 print_table(f"passes of {graph}", ("pass", "seconds", "verify", "fired"), rows)
             if explain:
                 reasons = [(run.spec, str(reason)) for run in report.runs for reason in run.skipped]
