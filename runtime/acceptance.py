@@ -74,10 +74,9 @@ class AcceptanceModel:
 
     def expected(self, limit: int) -> Iterator[float]:
         """Expected tokens committed by a round with 1, 2, .. `limit` drafts, the correction or bonus token included."""
-        total, survival, later = 1.0, self._first.mean, self._later.mean
-        for _ in range(limit):
+        total = 1.0
+        for survival in self.survivals(limit):
             total += survival
-            survival *= later
             yield total
 
 
