@@ -1,8 +1,8 @@
 """What rounds cost on this machine: target forwards of every size, and the draft's steps and reading.
 
-What is compared later is measured in turn, one pass after another over all of it: a slow minute of the machine then
-hits everything alike and leaves the ratios, by which windows are chosen, as they are. Medians drop what hits one call.
-After a long text only some sizes are measured: what it adds to a forward, the attention, grows evenly with the rows.
+Windows are chosen by ratios, so everything is measured against the plain step just before it: a machine that is slow
+for a while is slow for both. Medians over several passes drop what hits one call. After a long text only some sizes are
+measured: what it adds to a forward, the attention, grows evenly with the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dsc.bundle_schema.dflash_config import ProposerKind
     from dsc.runtime.generate import SpeculativeModel
 
-PASSES = 5
+PASSES = 9
 LEAST_PASSES = 3
 SECONDS = 15.0  # after which no pass begins that is not among the least
 SIZES = range(1, MAX_WINDOW + 1)
@@ -62,7 +62,7 @@ def _measured(model: SpeculativeModel, text: Sequence[int], sizes: Sequence[int]
 
 def _curve(model: SpeculativeModel, times: _Times, context: int, full: CostCurve | None = None) -> CostCurve:
     """The costs after `context` tokens; sizes that were not measured as in `full`, scaled as their neighbours are."""
-    verify_ms = tuple(times.median(rows) for rows in times.sizes)
+    verify_ms = tuple(times.ms(rows) for rows in times.sizes)
     if full is not None:
         scale = [ms / full.verify_ms[rows - 1] for ms, rows in zip(verify_ms, times.sizes, strict=True)]
         verify_ms = tuple((np.interp(SIZES, times.sizes, scale) * full.verify_ms).tolist())
@@ -70,9 +70,9 @@ def _curve(model: SpeculativeModel, times: _Times, context: int, full: CostCurve
     read_ms: dict[ProposerKind, float] = {}
     if model.bundle.draft is not None:
         kind = model.bundle.manifest.draft.kind
-        step = times.median("draft")
+        step = times.ms("draft")
         draft_ms[kind] = tuple(step * window for window in SIZES)
-        read_ms[kind] = times.median("read")
+        read_ms[kind] = times.ms("read")
     return CostCurve(
         device=device_fingerprint(model.bundle.settings),
         context=context,
@@ -84,7 +84,7 @@ def _curve(model: SpeculativeModel, times: _Times, context: int, full: CostCurve
 
 
 class _Times:
-    """Milliseconds of what rounds are made of, measured in passes.
+    """What rounds are made of, measured in passes against plain steps.
 
     Args:
         text: what the target's and the draft's caches hold.
@@ -96,7 +96,8 @@ class _Times:
         self._target = model.bundle.target
         self._draft = model.bundle.draft
         self._token = text[0]
-        self._ms: defaultdict[int | str, list[float]] = defaultdict(list)
+        self._plain: list[float] = []  # ms
+        self._ratios: defaultdict[int | str, list[float]] = defaultdict(list)
         self._target.rewind(0)
         self._target.read(text)
         readable = _for_draft(model, text)
@@ -107,28 +108,39 @@ class _Times:
 
     def one_pass(self) -> None:
         """The draft reads a piece of the text; then a target forward of each size and a draft step take turns."""
-        draft, token = self._draft, self._token
+        draft = self._draft
         if draft is not None:
+            plain = self._plain_step()
             draft.rewind(draft.length - len(self._piece))
-            self._timed("read", partial(draft.read, self._piece), len(self._piece))
+            self._ratios["read"].append(_ms(partial(draft.read, self._piece)) / len(self._piece) / plain)
         for rows in self.sizes:
-            self._timed(rows, partial(self._target.forward, [token] * rows, rows))
+            plain = self._plain_step()
+            self._ratios[rows].append(self._forward(rows) / plain if rows > 1 else 1.0)
             if draft is not None:
                 # The target's weights have just gone through the processor's cache, as they have in a round.
-                self._timed("draft", partial(draft.forward, [0], 1))
+                self._ratios["draft"].append(_ms(partial(draft.forward, [0], 1)) / plain)
 
-    def _timed(self, name: int | str, call: Callable[[], object], share: int = 1) -> None:
-        start = time.perf_counter()
-        call()
-        self._ms[name].append((time.perf_counter() - start) * 1e3 / share)
+    def _plain_step(self) -> float:
+        self._plain.append(self._forward(1))
+        return self._plain[-1]
+
+    def _forward(self, rows: int) -> float:
+        return _ms(partial(self._target.forward, [self._token] * rows, rows))
 
     def forget(self) -> None:
         """Drop what was measured."""
-        self._ms.clear()
+        self._plain.clear()
+        self._ratios.clear()
 
-    def median(self, name: int | str) -> float:
+    def ms(self, name: int | str) -> float:
         """Of forwards over so many rows, ``draft`` steps, or of a token that the draft has to ``read``."""
-        return median(self._ms[name])
+        return median(self._plain) * median(self._ratios[name])
+
+
+def _ms(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
 
 
 def _for_draft(model: SpeculativeModel, ids: Sequence[int]) -> list[int]:

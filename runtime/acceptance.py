@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain, repeat
+
+_LEAST_RISE = 0.01  # that a further row or draft costs at least, in first ones
 
 
 @dataclass
@@ -143,7 +146,9 @@ class RoundCosts:
 
 
 def _rising(costs: Sequence[float]) -> tuple[float, ...]:
-    """More work cannot be cheaper: neighbours that say so are noise and share their mean (pool adjacent violators)."""
+    """More work cannot be cheaper: neighbours that say so are noise and share their mean (pool adjacent violators).
+    Nor is any of it free, or blocks that always fail would go on for ever.
+    """
     pools: list[tuple[float, int]] = []
     for cost in costs:
         mean, size = cost, 1
@@ -151,7 +156,8 @@ def _rising(costs: Sequence[float]) -> tuple[float, ...]:
             before, n_before = pools.pop()
             mean, size = (before * n_before + mean * size) / (n_before + size), n_before + size
         pools.append((mean, size))
-    return tuple(mean for mean, size in pools for _ in range(size))
+    shared = chain.from_iterable(repeat(mean, size) for mean, size in pools)
+    return tuple(accumulate(shared, lambda before, cost: max(cost, before + _LEAST_RISE * costs[0])))
 
 
 def _extend(costs: tuple[float, ...], count: int) -> float:

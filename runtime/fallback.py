@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dsc.bundle_schema.dflash_config import Fallback
 
 LOOKUP_START = 1.0
+_STAKE = 0.5  # of what is left if the first draft fails: further drafts are worth no more in a round
 _MODEL_START = 4.0
 _CEILING = 12.0  # an early success must not pay for a long failure later, but may for reading a prompt
 
@@ -43,18 +44,20 @@ class SpeculationAccount:
         return self._wait > 0
 
     def admit(self, costs: Sequence[float]) -> int:
-        """The largest window that may be drafted now.
+        """The largest window that may be drafted now: a round that fails must leave enough for another one.
 
         Args:
             costs: entry k is the cost of a round with k drafts; entry 0 is a plain round's.
         """
-        if self._wait > 0:
+        if self._wait > 0 or len(costs) == 1:
+            return 0
+        left = self.balance - (costs[1] - 1)
+        if left < 0:
+            self._cool_down()
             return 0
         window = len(costs) - 1
-        while window > 0 and costs[window] - 1 > self.balance:
+        while costs[window] - costs[1] > _STAKE * left:
             window -= 1
-        if window == 0 < len(costs) - 1:
-            self._cool_down()
         return window
 
     def settle(self, drafted: int, accepted: int, cost: float) -> None:

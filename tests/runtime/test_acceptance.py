@@ -81,5 +81,9 @@ def test_costs_of_many_rounds_are_those_of_each(fewest, most, draft_ms):
 
 def test_one_noisy_measurement_does_not_hide_what_more_rows_cost():
     costs = RoundCosts.from_ms([10.0, 30.0, 12.0, 13.0, 20.0])
-    assert costs.verify == pytest.approx((1.0, 55 / 30, 55 / 30, 55 / 30, 2.0))
+    assert costs.verify == pytest.approx((1.0, 55 / 30, 55 / 30 + 0.01, 55 / 30 + 0.02, 2.0))
     assert RoundCosts.from_ms([12.0, 8.0, 20.0]).step_ms == pytest.approx(10)
+
+
+def test_no_row_is_free():
+    assert RoundCosts.from_ms([10.0, 10.0, 10.0, 15.0]).verify == pytest.approx((1.0, 1.01, 1.02, 1.5))

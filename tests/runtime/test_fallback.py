@@ -47,6 +47,23 @@ def test_a_draft_model_with_small_windows_may_read_before_its_first_round():
     assert model_start(2.2, reading=1.9) == 4.0
 
 
+def test_a_first_block_that_fails_leaves_enough_for_another():
+    reading, costs = 2.2, [1.0, 1.36, 1.72, 2.08, 2.44, 2.8, 3.16, 3.52, 3.88]
+    account = SpeculationAccount(Fallback(), start=4.0)
+    with_reading = [costs[0], *(cost + reading for cost in costs[1:])]
+    window = account.admit(with_reading)
+    assert window > 1
+    account.settle(window, 0, with_reading[window])
+    assert account.admit(costs) > 0
+
+
+def test_what_cannot_pay_for_one_draft_cools_down():
+    account = SpeculationAccount(Fallback(cooldown_rounds=2), start=0.3)
+    assert account.admit([1.0, 1.4]) == 0
+    assert account.waiting
+    assert SpeculationAccount(Fallback(), start=0.5).admit([1.0, 1.25, 1.25, 1.5]) == 2
+
+
 def test_predictable_text_is_never_held_back():
     _, drafted = run(SpeculationAccount(Fallback()), lambda _: 8, 400)
     assert drafted == -(-400 // 9) or drafted >= 400 // 9
