@@ -22,7 +22,7 @@ def make_bundles(
     """Compile what is not there.
 
     Args:
-        draft: a draft model's checkpoint; adds a bundle `fp32-model`.
+        draft: a draft model's checkpoint; adds a bundle `fp32-model`, with the draft in four bits.
         again: compile all of them, as after a change of the compiler or of what the machine is busy with: the
             costs by which windows are chosen are measured in the compile.
 
@@ -32,7 +32,7 @@ def make_bundles(
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {name: OPTIONS[name] for name in names}
     if draft is not None:
-        wanted["fp32-model"] = ("--precision", "fp32", "--draft", str(draft))
+        wanted["fp32-model"] = ("--precision", "fp32", "--draft", str(draft), "--draft-precision", "int4")
     made = {}
     for name, options in wanted.items():
         made[name] = path = folder / f"{name}.dsmodel"

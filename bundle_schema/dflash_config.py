@@ -92,7 +92,7 @@ class CalibratedPolicy(StrictModel):
         prior_acceptance: acceptance of a separate draft model's positions before anything was observed; lookups and
             the target's own weights have their own.
         prior_rounds: how many observed rounds the prior is worth.
-        min_gain: expected gain over plain decoding below which nothing is drafted.
+        min_gain: expected gain over plain decoding below which nothing is drafted: about the error of measured costs.
         refresh_costs: follow the costs measured at run time on a device for which no curve was measured. Decisions
             there depend on a clock; without it they are the same on every run.
     """
@@ -100,7 +100,7 @@ class CalibratedPolicy(StrictModel):
     decay: Share = 0.025
     prior_acceptance: Share = 0.7
     prior_rounds: Rounds = 4
-    min_gain: Ratio = 0.0
+    min_gain: Ratio = 0.03
     refresh_costs: bool = True
 
 

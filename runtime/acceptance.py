@@ -61,10 +61,11 @@ class AcceptanceModel:
         if accepted:
             self._later.observe(accepted - 1, int(accepted < proposed))
 
-    def fade(self) -> None:
-        """One round has passed."""
-        self._first.fade(self._keep)
-        self._later.fade(self._keep)
+    def fade(self, rounds: int = 1) -> None:
+        """So many rounds have passed."""
+        keep = self._keep**rounds
+        self._first.fade(keep)
+        self._later.fade(keep)
 
     def survivals(self, limit: int) -> list[float]:
         """Probability that all drafts up to position 1, 2, .. `limit` are accepted."""

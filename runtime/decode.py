@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.sampling import UniformDraws
-from dsc.runtime.semantic_cut import Direction
+from dsc.runtime.semantic_cut import Sample
 from dsc.runtime.speculator import Draft, Intent, RoundTimes, Speculator
 from dsc.runtime.stats import GenerationStats, ProposerStats
 from dsc.runtime.trace import TraceWriter
@@ -165,7 +165,7 @@ def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[i
     """The round's last part: judge the drafts by `logits` [K + 1, V], commit, learn; returns the new tokens."""
     draft, drafts = block.draft, block.draft.ids
     with Phase(run, "verify"):
-        directions = _directions(run, logits)
+        sample = _sample(run, logits)
         _edit_logits(run, logits, drafts)
         draws = run.draws.at(len(run.tokens), block.n_logits)  # [K + 1]
         verdict = run.verifier.verify(logits, drafts, draws)
@@ -174,8 +174,8 @@ def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[i
             run.speculator.see_target(logits[verdict.accepted])
     n_tokens = len(run.tokens)
     commit(run, new, written=len(block.rows))
-    if run.speculator is not None and directions is not None:
-        run.speculator.see_directions(run.tokens, directions[: len(new)])
+    if run.speculator is not None and sample is not None:
+        run.speculator.see_sample(run.tokens, sample[: len(new)])
     ms = {name: total - block.spent.get(name, 0.0) for name, total in run.stats.ms.items()}
     _observe(run, draft, verdict.accepted, ms)
     if run.trace is not None:
@@ -205,13 +205,13 @@ def truncate(run: Decoding, length: int) -> int:
     return dropped
 
 
-def _directions(run: Decoding, logits: NDArray[np.float32]) -> Direction | None:
+def _sample(run: Decoding, logits: NDArray[np.float32]) -> Sample | None:
     """What the speculator wants of a block's logits before hooks change them: what is banned or made dear says nothing
     about the text's topic. Logits on a device are not looked at.
     """
     if run.speculator is None or not isinstance(logits, np.ndarray):
         return None
-    return run.speculator.directions(logits)
+    return run.speculator.sample(logits)
 
 
 def _edit_logits(run: Decoding, logits: NDArray[np.float32], drafts: Sequence[int]) -> None:

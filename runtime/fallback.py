@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dsc.bundle_schema.dflash_config import Fallback
 
 LOOKUP_START = 1.0
-_STAKE = 0.5  # of what is left if the first draft fails: further drafts are worth no more in a round
 _MODEL_START = 4.0
 _CEILING = 12.0  # an early success must not pay for a long failure later, but may for reading a prompt
 
@@ -43,11 +42,14 @@ class SpeculationAccount:
         """A cool-down goes on."""
         return self._wait > 0
 
-    def admit(self, costs: Sequence[float]) -> int:
-        """The largest window that may be drafted now: a round that fails must leave enough for another one.
+    def admit(self, costs: Sequence[float], chance: float = 0.5) -> int:
+        """The largest window that may be drafted now. Who stakes everything is out after the first mistake: drafts
+        past the first may cost at most the square of `chance` of what a failed first one would leave. (Kelly 1956
+        stakes `chance` itself where a success repays many times the stake; what is known of it here is rough.)
 
         Args:
             costs: entry k is the cost of a round with k drafts; entry 0 is a plain round's.
+            chance: that the first draft holds.
         """
         if self._wait > 0 or len(costs) == 1:
             return 0
@@ -56,7 +58,7 @@ class SpeculationAccount:
             self._cool_down()
             return 0
         window = len(costs) - 1
-        while costs[window] - costs[1] > _STAKE * left:
+        while costs[window] - costs[1] > chance * chance * left:
             window -= 1
         return window
 

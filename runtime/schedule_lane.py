@@ -43,6 +43,8 @@ class Lane:
             start = model_start(self._table[self._cap], self._late_costs.catch_up(LATE_TOKENS))
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
         self._acceptance: dict[str, AcceptanceModel] = {}
+        self._looked_at: dict[str, int] = {}  # the round until which a kind's acceptance has faded
+        self._rounds = 0
         self._kind: str | None = None
         self.start = 0  # tokens that it leaves out
         self.cost = 1.0  # plain steps of the last drafted round, with what it read
@@ -129,10 +131,13 @@ class Lane:
 
     def _expect(self, kind: str) -> AcceptanceModel:
         model = self._acceptance.get(kind)
-        if model is None:
+        if model is not None:
+            model.fade(self._rounds - self._looked_at[kind])
+        else:
             first, later = self.proposer.prior(kind)
             model = AcceptanceModel(first, later, self._prior_rounds, self._memory)
             self._acceptance[kind] = model
+        self._looked_at[kind] = self._rounds
         return model
 
     def draft(self, tokens: Sequence[int], window: int) -> list[int]:
@@ -142,7 +147,9 @@ class Lane:
         self.catch_up = known.catch_up(lag) if lag else 0.0
         costs = [table[0], *(cost + self.catch_up for cost in table[1 : window + 1])]
         if self.account is not None:
-            window = self.account.admit(costs)
+            assert self._kind is not None
+            (chance,) = self._expect(self._kind).survivals(1)
+            window = self.account.admit(costs, chance)
         if window == 0:
             return []
         self.cost = costs[window]
@@ -153,8 +160,7 @@ class Lane:
         """A round is over; `used` says whether this lane made its drafts."""
         if used and self._kind is not None and drafted:
             self._acceptance[self._kind].observe(drafted, accepted)
-        for model in self._acceptance.values():
-            model.fade()
+        self._rounds += 1
         if self.account is not None:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0

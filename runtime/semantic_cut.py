@@ -23,13 +23,15 @@ HISTORY = 32
 ALIKE = 0.75
 """Cosine of the two means, as they are, from which they are of one topic."""
 
+Sample = NDArray[np.float32]
 Direction = NDArray[np.float32]
 
 
 class SemanticCut:
     """Watches the logits of one generated text.
 
-    A jump is known 2 * `SPAN` tokens after its place, when no deeper one has followed at once.
+    A jump is known 2 * `SPAN` tokens after its place, when no deeper one has followed at once. `SPAN` tokens are looked
+    at together, which is cheaper than one by one.
 
     Args:
         threshold: cosine of the two means, less what was common, below which there is a jump.
@@ -38,34 +40,32 @@ class SemanticCut:
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
         self._picked: NDArray[np.intp] | None = None
+        self._waiting: list[Sample] = []
         self._sums: deque[Direction] = deque(maxlen=2 * SPAN + 1)  # of all rows up to the newest, and before it
         self._start: Direction | None = None  # the sum where the present topic began
         self._n_rows = 0  # since then
         self._lowest: tuple[float, int] | None = None  # cosine, and rows since its place
 
-    def see(self, directions: Direction) -> list[int]:
-        """Take in the directions [n, SAMPLE] behind the next n tokens.
+    def sample(self, rows: NDArray[np.float32]) -> Sample:
+        """What `see` needs of logits [n, V], as [n, SAMPLE]."""
+        if self._picked is None:
+            self._picked = np.linspace(0, rows.shape[1] - 1, min(SAMPLE, rows.shape[1])).astype(np.intp)
+        sample: Sample = rows[:, self._picked]
+        return sample
+
+    def see(self, sample: Sample) -> list[int]:
+        """Take in the sample [n, SAMPLE] of the rows that gave the next n tokens.
 
         Returns:
             For each jump that is known now, how many tokens before the newest its place lies; 0 is the newest's.
         """
-        jumps = []
-        for index, direction in enumerate(directions):
-            back = self._see(direction)
-            if back is not None:
-                jumps.append(back + len(directions) - 1 - index)
-        return jumps
-
-    def directions(self, rows: NDArray[np.float32]) -> Direction:
-        """Of the hidden states behind logits [n, V], as [n, SAMPLE]; what is banned or no number carries no weight."""
-        if self._picked is None:
-            self._picked = np.linspace(0, rows.shape[1] - 1, min(SAMPLE, rows.shape[1])).astype(np.intp)
-        sample = rows[:, self._picked]
-        known = np.isfinite(sample)
-        sample = np.where(known, sample, 0)
-        means = sample.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)
-        directions: Direction = np.where(known, sample - means, 0)
-        return directions
+        self._waiting.append(sample)
+        if sum(map(len, self._waiting)) < SPAN:
+            return []
+        found = directions(np.concatenate(self._waiting))
+        self._waiting.clear()
+        backs = [(index, self._see(direction)) for index, direction in enumerate(found)]
+        return [back + len(found) - 1 - index for index, back in backs if back is not None]
 
     def _see(self, direction: Direction) -> int | None:
         """One row; how many rows ago a jump took place, None when none is known now."""
@@ -90,6 +90,15 @@ class SemanticCut:
         back = self._lowest[1]
         self._lowest, self._start, self._n_rows = None, oldest, 2 * SPAN
         return back
+
+
+def directions(sample: Sample) -> Direction:
+    """Of the hidden states behind sampled logits [n, SAMPLE]; what is banned or no number carries no weight."""
+    known = np.isfinite(sample)
+    finite = np.where(known, sample, 0)
+    means = finite.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)
+    found: Direction = np.where(known, finite - means, 0)
+    return found
 
 
 def _cosine(one: NDArray[np.floating[Any]], other: NDArray[np.floating[Any]]) -> float:

@@ -25,7 +25,7 @@ from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import Lane
 from dsc.runtime.schedule_policy import Offer, make_policy
 from dsc.runtime.schedule_rules import History, wants_signals
-from dsc.runtime.semantic_cut import Direction, SemanticCut
+from dsc.runtime.semantic_cut import Sample, SemanticCut
 from dsc.runtime.signals import SignalMeter, Signals
 
 NO_SIGNALS = Signals()
@@ -244,15 +244,15 @@ class Speculator:
         """The row [V] of the target's logits that gave the newest token; only if `reads_signals`."""
         self._meter.see_target(row)
 
-    def directions(self, logits: NDArray[np.float32]) -> Direction | None:
-        """What `see_directions` needs of the target's logits [n, V], as the model gave them; None when nobody asks."""
-        return self._cutter.directions(logits) if self._cutter is not None else None
+    def sample(self, logits: NDArray[np.float32]) -> Sample | None:
+        """What `see_sample` needs of the target's logits [n, V], as the model gave them; None when nobody asks."""
+        return self._cutter.sample(logits) if self._cutter is not None else None
 
-    def see_directions(self, tokens: Sequence[int], directions: Direction) -> None:
-        """Look for a jump of topic: `directions` [n, ...] are of the rows that gave the last n of `tokens`."""
+    def see_sample(self, tokens: Sequence[int], sample: Sample) -> None:
+        """Look for a jump of topic: `sample` [n, ...] is of the rows that gave the last n of `tokens`."""
         if self._cutter is None:
             return
-        for back in self._cutter.see(directions):
+        for back in self._cutter.see(sample):
             start = anchor(tokens, len(tokens) - 1 - back)
             self.cuts.append(start)
             for proposer in self._continuations:

@@ -51,17 +51,23 @@ def test_a_first_block_that_fails_leaves_enough_for_another():
     reading, costs = 2.2, [1.0, 1.36, 1.72, 2.08, 2.44, 2.8, 3.16, 3.52, 3.88]
     account = SpeculationAccount(Fallback(), start=4.0)
     with_reading = [costs[0], *(cost + reading for cost in costs[1:])]
-    window = account.admit(with_reading)
+    window = account.admit(with_reading, 0.8)
     assert window > 1
     account.settle(window, 0, with_reading[window])
-    assert account.admit(costs) > 0
+    assert account.admit(costs, 0.8) > 0
+
+
+def test_the_more_likely_a_block_is_the_more_it_may_stake():
+    windows = [SpeculationAccount(Fallback()).admit(INT4, chance) for chance in (0.1, 0.5, 0.8, 1.0)]
+    assert windows == sorted(windows)
+    assert windows[0] == 1 < windows[-1]
 
 
 def test_what_cannot_pay_for_one_draft_cools_down():
     account = SpeculationAccount(Fallback(cooldown_rounds=2), start=0.3)
     assert account.admit([1.0, 1.4]) == 0
     assert account.waiting
-    assert SpeculationAccount(Fallback(), start=0.5).admit([1.0, 1.25, 1.25, 1.5]) == 2
+    assert SpeculationAccount(Fallback(), start=0.5).admit([1.0, 1.25, 1.25, 1.5], 0.9) == 2
 
 
 def test_predictable_text_is_never_held_back():
