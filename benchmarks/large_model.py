@@ -1,4 +1,5 @@
-"""Compile a model of 1.5 billion random parameters and print the peak memory against its float32 weights.
+"""Compile a model of 1.5 billion random parameters and print the peak memory against its float32 weights; then time
+what only looks at a bundle of that size.
 
 Usage: ``python benchmarks/large_model.py FOLDER [PRECISION]``. The checkpoint (3 GB, bfloat16) and the bundle go to
 FOLDER; a checkpoint that is there already is used again.
@@ -6,7 +7,10 @@ FOLDER; a checkpoint that is there already is used again.
 
 from __future__ import annotations
 
+import statistics
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 from dsc.compiler.compile import compile_bundle
@@ -38,8 +42,6 @@ def make_checkpoint(folder: Path) -> None:
 def main(folder: Path, precision: str) -> None:
     source = folder / "random-1.5b"
     if not (source / "config.json").exists():
-        import subprocess
-
         # A process of its own: what it takes must not count.
         code = "import sys; sys.path.insert(0, sys.argv[1]); import large_model, pathlib; " + (
             "large_model.make_checkpoint(pathlib.Path(sys.argv[2]))"
@@ -61,6 +63,19 @@ def main(folder: Path, precision: str) -> None:
         fp32_nbytes = 4 * bundle.manifest.target.info.n_parameters
     peak = max(stage.peak_rss_nbytes for stage in report.stages)
     print(f"float32 weights {fp32_nbytes / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB, ratio {peak / fp32_nbytes:.2f}")
+    print(f"bundle {report.output.stat().st_size / 1e9:.2f} GB")
+    for command in (["--help"], ["inspect", str(report.output)], ["inspect", str(report.output), "--json"]):
+        print(f"dsc {' '.join(command[:1] + command[2:])}: {median_seconds(command):.2f} s")
+
+
+def median_seconds(command: list[str]) -> float:
+    """Of five runs of `dsc`."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([Path(sys.executable).with_name("dsc"), *command], check=True, stdout=subprocess.DEVNULL)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 if __name__ == "__main__":

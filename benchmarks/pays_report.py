@@ -104,8 +104,21 @@ def write_report(out: Path, runs: Sequence[Run], foreign: float) -> None:
         ]
         draw(out / f"pays-{bundle}.png", bundle, found, own, categories)
         record[bundle] = {"speeds": found, "verdict": verdict(found, categories), "differing": differing}
+    parts += [
+        "## Prompts\n",
+        *(f"- {category}: {', '.join(sources)}" for category, sources in prompts(runs).items()),
+        "",
+    ]
     (out / "pays.md").write_text("\n".join(parts), encoding="utf-8")
     (out / "pays.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def prompts(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Where the prompts of each category are from."""
+    return {
+        category: list(dict.fromkeys(run.prompt for run in runs if run.category == category))
+        for category in dict.fromkeys(run.category for run in runs)
+    }
 
 
 def speed_table(found: Speeds, categories: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnxruntime
 
+from dsc.bundle_schema.container import open_bundle
 from dsc.runtime import load as load_bundle
 
 VERSION = f"dsc {version('dsc-toolchain')}, onnxruntime {onnxruntime.__version__}"
@@ -35,6 +36,12 @@ class RunClock:
         return timed
 
 
+def target_nbytes(path: Path) -> int:
+    """Of the weights that a plain step reads."""
+    with open_bundle(path) as bundle:
+        return sum(weight.nbytes for weight in bundle.weights() if any(u.startswith("target/") for u in weight.users))
+
+
 class Runtime:
     def __init__(self, options: dict[str, Any]) -> None:
         self._clock = RunClock()
@@ -44,6 +51,7 @@ class Runtime:
             "kernels": bundle.settings.kernels,
             "arena_bytes": bundle.arena.nbytes,
             "weight_bytes": Path(options["model"]).stat().st_size,
+            "target_bytes": target_nbytes(Path(options["model"])),
             "proposers": self._model.proposers,
         }
 

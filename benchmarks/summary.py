@@ -150,7 +150,7 @@ def host_costs(rows: Sequence[Row], bandwidth: float) -> list[HostCost]:
             ort = figure(timed, lambda row: row.detail["ort_s"] / (len(row.ids) - 1))
             if step is None or ort is None:
                 continue
-            limit = known["weight_bytes"] / bandwidth
+            limit = known.get("target_bytes", known["weight_bytes"]) / bandwidth
             made.append(
                 HostCost(name, past, *(1e3 * x for x in (step.value, ort.value, step.value - ort.value, limit)))
             )
