@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ def bench_bundle(
         prompts: text file with one prompt a line; the compiler's calibration texts when None.
 
     Returns:
-        `rows` for a table: prompt, tokens/s plain and speculative, their ratio, tokens a round, acceptance, time
-        to first token, inter-token latency p50 and p99 in ms, and whether both outputs were identical.
+        `rows` for a table: prompt, tokens/s plain and speculative, their ratio, tokens a round, acceptance; plainly
+        and with speculation time to first token and inter-token latency p50 and p99 in ms; and whether both outputs
+        were identical.
 
     Raises:
         RequestError: no rounds, or prompts that cannot be read.
@@ -39,7 +41,7 @@ def bench_bundle(
         raise RequestError("--rounds", f"at least 1 is required, got {rounds}")
     model = load(path, threads=threads)
     encoded = _prompts(model, prompts)
-    _generate(model, encoded[0][1], 4, "auto")
+    _generate(model, encoded[0][1], 4, "auto", _Timed())
     rows = [_bench_prompt(model, name, ids, max_new_tokens, rounds) for name, ids in encoded]
     return {"threads": model.bundle.settings.threads, "rounds": rounds, "rows": rows}
 
@@ -72,41 +74,47 @@ def _prompt_ids(model: SpeculativeModel, line: str) -> list[int]:
 def _bench_prompt(
     model: SpeculativeModel, name: str, ids: Sequence[int], max_new_tokens: int, rounds: int
 ) -> list[object]:
-    plain: list[float] = []
-    fast: list[float] = []
-    first_ms: list[float] = []
-    gaps: list[float] = []
+    plain, fast = _Timed(), _Timed()
     stats: GenerationStats | None = None
     same = True
     for _ in range(rounds):
-        plain_ids, plain_stats, _ = _generate(model, ids, max_new_tokens, "off")
-        fast_ids, stats, fast_gaps = _generate(model, ids, max_new_tokens, "auto")
+        plain_ids, _ = _generate(model, ids, max_new_tokens, "off", plain)
+        fast_ids, stats = _generate(model, ids, max_new_tokens, "auto", fast)
         same &= plain_ids == fast_ids
-        plain.append(plain_stats.tokens_per_second)
-        fast.append(stats.tokens_per_second)
-        first_ms.append(stats.first_token_ms)
-        gaps += fast_gaps
     assert stats is not None
-    gaps.sort()
-    ratio = median(f / p for f, p in zip(fast, plain, strict=True) if p) if all(plain) else 0.0
+    known = all(plain.rates)
+    ratio = median(f / p for f, p in zip(fast.rates, plain.rates, strict=True)) if known else 0.0
     return [
         name,
-        median(plain),
-        median(fast),
+        median(plain.rates),
+        median(fast.rates),
         ratio,
         stats.tokens_per_round,
         stats.acceptance_rate,
-        mean(first_ms),
-        _percentile(gaps, 0.5),
-        _percentile(gaps, 0.99),
+        *plain.latencies(),
+        *fast.latencies(),
         "yes" if same else "NO",
     ]
 
 
+@dataclass
+class _Timed:
+    """Runs of one setting: tokens/s, milliseconds to the first token, and between tokens."""
+
+    rates: list[float] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+
+    def latencies(self) -> tuple[float, float, float]:
+        """Mean to the first token; median and 99th percentile between tokens."""
+        ordered = sorted(self.gaps)
+        return mean(self.first_ms), _percentile(ordered, 0.5), _percentile(ordered, 0.99)
+
+
 def _generate(
-    model: SpeculativeModel, ids: Sequence[int], max_new_tokens: int, speculation: SpeculationRequest
-) -> tuple[tuple[int, ...], GenerationStats, list[float]]:
-    """Ids, statistics, and the milliseconds between tokens; tokens of one round arrive together."""
+    model: SpeculativeModel, ids: Sequence[int], max_new_tokens: int, speculation: SpeculationRequest, timed: _Timed
+) -> tuple[tuple[int, ...], GenerationStats]:
+    """Ids and statistics; tokens of one round arrive together, and share the wait for them."""
     stream = model.stream(ids, max_new_tokens=max_new_tokens, speculation=speculation, ignore_eos=True)
     gaps: list[float] = []
     before = time.perf_counter()
@@ -115,7 +123,10 @@ def _generate(
         gaps += [(now - before) * 1e3 / max(1, len(chunk.ids))] * len(chunk.ids)
         before = now
     result = stream.finish()
-    return result.ids, result.stats, gaps[1:]
+    timed.rates.append(result.stats.tokens_per_second)
+    timed.first_ms.append(result.stats.first_token_ms)
+    timed.gaps += gaps[1:]
+    return result.ids, result.stats
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

@@ -26,9 +26,12 @@ _COLUMNS = (
     "ratio",
     "tokens/round",
     "accepted",
+    "plain TTFT ms",
+    "plain p50",
+    "plain p99",
     "TTFT ms",
-    "p50 ms",
-    "p99 ms",
+    "p50",
+    "p99",
     "same ids",
 )
 

@@ -107,7 +107,7 @@ class _Times:
             self._draft.read(readable)
 
     def one_pass(self) -> None:
-        """The draft reads a piece of the text; then a target forward of each size and a draft step take turns."""
+        """The draft reads a piece of the text; then plain steps, draft steps and forwards of each size take turns."""
         draft = self._draft
         if draft is not None:
             plain = self._plain_step()
@@ -115,10 +115,11 @@ class _Times:
             self._ratios["read"].append(_ms(partial(draft.read, self._piece)) / len(self._piece) / plain)
         for rows in self.sizes:
             plain = self._plain_step()
-            self._ratios[rows].append(self._forward(rows) / plain if rows > 1 else 1.0)
             if draft is not None:
                 # The target's weights have just gone through the processor's cache, as they have in a round.
                 self._ratios["draft"].append(_ms(partial(draft.forward, [0], 1)) / plain)
+            ms = self._forward(rows)  # of one row too: what comes before a plain step is then the same for all
+            self._ratios[rows].append(ms / plain if rows > 1 else 1.0)
 
     def _plain_step(self) -> float:
         self._plain.append(self._forward(1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 
 _LEAST_RISE = 0.01  # that a further row or draft costs at least, in first ones
 
@@ -137,7 +137,8 @@ class RoundCosts:
         Args:
             host_ms: the rest of a round; it is part of a plain step as well.
             read_ms: of the draft reading one token of a long text.
-            smooth: measurements that say that more work is cheaper are noise; otherwise they count as they are.
+            smooth: measurements that say that more work is cheaper, or free, are noise; otherwise they count as
+                they are.
         """
         shaped: Callable[[Sequence[float]], tuple[float, ...]] = _rising if smooth else tuple
         verify = shaped([ms + host_ms for ms in verify_ms])
@@ -148,7 +149,7 @@ class RoundCosts:
 
 def _rising(costs: Sequence[float]) -> tuple[float, ...]:
     """More work cannot be cheaper: neighbours that say so are noise and share their mean (pool adjacent violators).
-    Nor is any of it free, or blocks that always fail would go on for ever.
+    Nor is any of it free, or long blocks that always fail would cost nothing.
     """
     pools: list[tuple[float, int]] = []
     for cost in costs:
@@ -157,8 +158,8 @@ def _rising(costs: Sequence[float]) -> tuple[float, ...]:
             before, n_before = pools.pop()
             mean, size = (before * n_before + mean * size) / (n_before + size), n_before + size
         pools.append((mean, size))
-    shared = chain.from_iterable(repeat(mean, size) for mean, size in pools)
-    return tuple(accumulate(shared, lambda before, cost: max(cost, before + _LEAST_RISE * costs[0])))
+    shared = [mean for mean, size in pools for _ in range(size)]
+    return tuple(accumulate(shared, lambda before, cost: max(cost, before + _LEAST_RISE * shared[0])))
 
 
 def _extend(costs: tuple[float, ...], count: int) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dsc.bundle_schema.dflash_config import Fallback
 
 LOOKUP_START = 1.0
+_LARGEST_STAKE = 0.5
 _MODEL_START = 4.0
 _CEILING = 12.0  # an early success must not pay for a long failure later, but may for reading a prompt
 
@@ -44,8 +45,9 @@ class SpeculationAccount:
 
     def admit(self, costs: Sequence[float], chance: float = 0.5) -> int:
         """The largest window that may be drafted now. Who stakes everything is out after the first mistake: drafts
-        past the first may cost at most the square of `chance` of what a failed first one would leave. (Kelly 1956
-        stakes `chance` itself where a success repays many times the stake; what is known of it here is rough.)
+        past the first may cost at most the square of `chance`, and at most half, of what a failed first one would
+        leave. (Kelly 1956 stakes `chance` itself where a success repays many times the stake; what is known of it
+        here is rough.)
 
         Args:
             costs: entry k is the cost of a round with k drafts; entry 0 is a plain round's.
@@ -57,8 +59,9 @@ class SpeculationAccount:
         if left < 0:
             self._cool_down()
             return 0
+        stake = min(chance * chance, _LARGEST_STAKE) * left
         window = len(costs) - 1
-        while costs[window] - costs[1] > chance * chance * left:
+        while costs[window] - costs[1] > stake:
             window -= 1
         return window
 

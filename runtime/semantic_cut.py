@@ -30,8 +30,9 @@ Direction = NDArray[np.float32]
 class SemanticCut:
     """Watches the logits of one generated text.
 
-    A jump is known 2 * `SPAN` tokens after its place, when no deeper one has followed at once. `SPAN` tokens are looked
-    at together, which is cheaper than one by one.
+    A jump can be seen 2 * `SPAN` tokens after its place, when no deeper one has followed at once. `SPAN` tokens or more
+    are looked at together, which is cheaper than one by one: it is known up to `SPAN` - 1 tokens and a block later,
+    which must be before a continuation of the old space may end (`continuation_cache.SEGMENT` tokens after the jump).
 
     Args:
         threshold: cosine of the two means, less what was common, below which there is a jump.

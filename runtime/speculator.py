@@ -29,6 +29,7 @@ from dsc.runtime.semantic_cut import Sample, SemanticCut
 from dsc.runtime.signals import SignalMeter, Signals
 
 NO_SIGNALS = Signals()
+_NO_HISTORY = History()
 _REFRESH_ROUNDS = 8
 _RATE_PRIOR = 8.0  # tokens that count as decoded plainly before a request's own rate is known
 
@@ -39,8 +40,8 @@ class SpeculationOptions(BaseModel):
     Attributes:
         proposer: ``ngram``, ``cache``, or the bundle's draft (``model``, ``self``). Without it the policy chooses among
             all that the bundle offers; the `fixed` policy takes the bundle's draft.
-        window: drafts a round. Without it the configured policy decides; the `fixed` policy sizes lookups by what they
-            are expected to give for their measured cost.
+        window: drafts a round, as far as `fallback` lets it stake them. Without it the configured policy decides;
+            the `fixed` policy sizes lookups by what they are expected to give for their measured cost.
         max_window: cap of a window that is not given.
         fallback: decode plainly while speculation does not pay; without it every round drafts what it can.
     """
@@ -90,10 +91,11 @@ class Draft:
 
     Attributes:
         proposer: who drafted; empty when nobody did.
-        window: drafts that the policy asked for; a stop token among them may have cut the block.
+        window: drafts that the policy asked for; the account, or a stop token among them, may have cut the block.
         signals: what the policy saw; None when it did not look.
         lag: tokens that the proposer had to read before it could draft.
         start: tokens at the beginning of the sequence that it has left out.
+        history: how the rounds before went.
     """
 
     ids: tuple[int, ...] = ()
@@ -103,6 +105,7 @@ class Draft:
     signals: Signals | None = None
     lag: int = 0
     start: int = 0
+    history: History = _NO_HISTORY
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Speculator:
         ]
         self._meter = meter or SignalMeter(config, n_prompt)
         self._traced = traced
-        self._history = History()
+        self._history = _NO_HISTORY
         self._rounds = 0
         self._n_prompt = n_prompt
         self._tokens = self._steps = _RATE_PRIOR  # committed, and what they cost, by the measured costs
@@ -227,13 +230,14 @@ class Speculator:
     def draft(self, tokens: Sequence[int], intent: Intent, window: int) -> Draft:
         """The drafts of an intent, at most `window` of them."""
         if intent.offer is None or window == 0:
-            return Draft(reason=intent.reason or "not admitted", signals=intent.signals)
+            return Draft(reason=intent.reason or "not admitted", signals=intent.signals, history=self._history)
         lane = self._lanes[intent.offer.lane]
         ids = lane.draft(tokens, window)
         if not ids:
-            return Draft(reason="cool-down", signals=intent.signals)
+            return Draft(reason="cool-down", signals=intent.signals, history=self._history)
         self._used = lane
-        return Draft(tuple(ids), "", lane.proposer.kind, window, intent.signals, lane.unread, lane.start)
+        kind = lane.proposer.kind
+        return Draft(tuple(ids), "", kind, window, intent.signals, lane.unread, lane.start, self._history)
 
     @property
     def catch_up_steps(self) -> float:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dsc.runtime.speculator import Draft
     from dsc.runtime.stats import GenerationStats
 
-TRACE_SCHEMA: Final = "1.1"
+TRACE_SCHEMA: Final = "1.2"
 
 TraceTarget = str | os.PathLike[str] | IO[str]
 
@@ -128,6 +128,8 @@ class TraceWriter:
                 "accepted": accepted,
                 "positions": [int(position < accepted) for position in range(judged)],
                 "new_ids": list(new),
+                "failure": round(draft.history.failure, 6),
+                "locked": draft.history.locked,
                 "signals": None if signals is None else {k: _short(v) for k, v in vars(signals).items()},
                 "ms": {phase: round(value, 4) for phase, value in ms.items()},
             }

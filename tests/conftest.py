@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure: times are for benchmarks.
+settings.register_profile("dsc", deadline=None)
+settings.load_profile("dsc")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

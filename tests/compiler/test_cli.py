@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsc.compiler.cli import main
+from dsc.compiler.stages import STAGES
 
 DSC = Path(sys.executable).with_name("dsc")
 
@@ -46,6 +47,13 @@ def test_inspect_prints_every_section(tiny_bundle):
         assert section in text
     report = json.loads(good("inspect", tiny_bundle, "--json"))
     assert report["identity"]["verdict"] == "pass"
+    native = report["graph target/graph.native.onnx"]
+    assert "VerifyAttention" in native["operators"] or "QkvAttention" in native["operators"]
+    assert native["bodies"] != "none needed"
+    assert "ai.onnx" in native["IR version, opsets"]
+    assert "float32" in report["parameters"]
+    assert report["kv_plan cpu"]["bytes per token"] > 0
+    assert {"members", "tokenizer", "kernels", "recipe"} <= report.keys()
     assert json.loads(good("inspect", tiny_bundle, "--json", "--section", "kv_plan")).keys() == {"kv_plan cpu"}
 
 
@@ -94,10 +102,29 @@ def test_plan_answers_both_questions_and_draws(tiny_bundle, tmp_path):
     assert report["fits"] is True
     assert report["longest_max_length"] == 512
     assert "<svg" in picture.read_text()
+    assert "target" in good("plan", tiny_bundle, "--picture", tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert "positions fit" in bad(1, "plan", tiny_bundle, "--memory", "0.0001")
     assert "at most" in bad(2, "plan", tiny_bundle, "--max-length", "9999")
     assert "ending" in bad(2, "plan", tiny_bundle, "--picture", tmp_path / "plan.txt")
     assert "cannot be written: No such file" in bad(2, "plan", tiny_bundle, "--picture", tmp_path / "no" / "plan.png")
+
+
+def test_a_compile_tells_stages_passes_reasons_and_its_recipe(tiny_source, tmp_path):
+    dump, one, two = tmp_path / "dump", tmp_path / "one.dsmodel", tmp_path / "two.dsmodel"
+    dump.mkdir()
+    common = ["--gate-prompts", 1, "--gate-tokens", 8, "--reproducible"]
+    dumped = ["--dump-after", "fold-constants", "--dump-dir", dump]
+    report = json.loads(good("compile", tiny_source, "-o", one, *common, *dumped, "--json"))
+    assert [stage["name"] for stage in report["stages"]] == list(STAGES)
+    assert all(stage["seconds"] >= 0 and stage["peak_rss_nbytes"] > 2**24 for stage in report["stages"])
+    assert list(dump.iterdir())
+    text = good("compile", tiny_source, "-o", two, *common, "--time-passes", "--explain")
+    assert "passes of target" in text
+    assert "did not fire" in text
+    stored = json.loads(json.loads(good("inspect", two, "--json", "--section", "recipe"))["recipe"]["recipe"])
+    assert stored["reproducible"] is True
+    assert stored["gate"]["n_prompts"] == 1
 
 
 def test_set_reseals_and_refuses_whole(tiny_bundle, tmp_path):
@@ -127,7 +154,12 @@ def test_run_streams_text_with_and_without_speculation(tiny_bundle):
 
 def test_bench_compares_with_plain_decoding(tiny_bundle):
     report = json.loads(good("bench", tiny_bundle, "-n", 8, "--rounds", 1, "--json"))
-    assert all(row[-1] == "yes" for row in report["rows"])
+    for _, plain, fast, ratio, per_round, acceptance, *latencies, same in report["rows"]:
+        assert min(plain, fast, ratio, *latencies) > 0
+        assert per_round >= 1 >= acceptance >= 0
+        assert latencies[1] <= latencies[2]
+        assert latencies[4] <= latencies[5]
+        assert same == "yes"
 
 
 def test_schema_prints_what_is_published():

@@ -159,7 +159,7 @@ def test_a_report_with_problems_is_one_json_document(dsc, monkeypatch):
 
 
 def test_outputs_that_speculation_changed_fail_the_benchmark(dsc, monkeypatch):
-    report = {"threads": 1, "rounds": 1, "rows": [["one", 1.0, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, "NO"]]}
+    report = {"threads": 1, "rounds": 1, "rows": [["one", 1.0, 1.0, 1.0, 1.0, 0.5, *[1.0] * 6, "NO"]]}
     monkeypatch.setattr("dsc.compiler.bench.bench_bundle", lambda *_: report)
     status, out, err = dsc("bench", "x", "--json")
     assert (status, json.loads(out)) == (1, report)

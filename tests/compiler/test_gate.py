@@ -1,5 +1,7 @@
 """The gate on models whose faults are known: it must find them, count them, and say so in the certificate."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import pytest
@@ -7,6 +9,7 @@ from scripted_lm import reference_logits, scripted_lm
 from toy_bundle import toy_info, write_bundle
 
 from dsc.bundle_schema.dflash_config import MAX_WINDOW
+from dsc.compiler import gate_costs
 from dsc.compiler.gate import run_gate
 from dsc.compiler.gate_checks import Reference
 from dsc.compiler.request import GateOptions
@@ -114,3 +117,40 @@ def test_rounded_weights_must_still_be_the_same_model(tmp_path):
     certificate = gate(tmp_path / "b.dsmodel", scripted_lm(TABLE), STRICT, other).certificate
     assert certificate.verdict == "fail"
     assert "logits correlate with those of by hand by" in certificate.reasons[0]
+
+
+def test_a_machine_that_is_slow_now_and_then_does_not_change_the_ratios_of_costs(monkeypatch):
+    now, calls = 0.0, 0
+
+    class Timed:
+        def __init__(self, ms):
+            self.ms, self.length = ms, 0
+
+        def rewind(self, length):
+            self.length = length
+
+        def read(self, ids):
+            self.take(0.5 * len(ids))
+            self.length += len(ids)
+
+        def forward(self, rows, n_logits):
+            self.take(self.ms + len(rows))
+
+        def take(self, ms):
+            nonlocal now, calls
+            calls += 1
+            now += ms / 1e3 * (1 + calls // 23 % 2)  # 23 calls at full speed, 23 at half
+
+    monkeypatch.setattr(gate_costs, "time", SimpleNamespace(perf_counter=lambda: now))
+    entry = SimpleNamespace(info=SimpleNamespace(vocab_size=50))
+    target, draft = Timed(9.0), Timed(2.0)
+    manifest = SimpleNamespace(draft=SimpleNamespace(model=entry))
+    model = SimpleNamespace(bundle=SimpleNamespace(target=target, draft=draft, manifest=manifest))
+    times = gate_costs._measured(model, list(range(40)), gate_costs.SIZES)
+    step = times.ms(1)
+    assert [times.ms(rows) / step for rows in gate_costs.SIZES] == pytest.approx(
+        [(9 + rows) / 10 for rows in gate_costs.SIZES]
+    )
+    assert times.ms("draft") / step == pytest.approx(0.3)
+    assert times.ms("read") / step == pytest.approx(0.05)
+    assert (target.length, draft.length) == (40, 40)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,8 +15,13 @@ from tokenizers import Tokenizer
 from dsc.bundle_schema.errors import ModelError
 from dsc.compiler.gguf_import import read_gguf
 from dsc.compiler.gguf_reader import open_gguf
+from dsc.compiler.gguf_weights import _dequantise
 from dsc.compiler.tokenizer_gguf import tokenizer_from_gguf
 
+GGUF_TYPES = (
+    *("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0"),
+    *("MXFP4", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS"),
+)
 SAMPLE = "The cat, naïve café; 東京 👩‍👧 12345 a  b\n\tdef f(x): return x**2 <|im_start|>user\nHi<|im_end|> ½ §"
 
 
@@ -70,6 +76,21 @@ def test_every_type_the_library_quantises(tmp_path):
         model = read_gguf(write_llama(tmp_path / f"{kind}.gguf", kind=kind))
         assert_blocks_agree(model)
         assert bool(model.block_weights) == kind.startswith("Q")
+
+
+@pytest.mark.parametrize("kind", GGUF_TYPES)
+def test_every_type_that_the_library_reads_is_dequantised(tmp_path, kind):
+    qtype = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[qtype]
+    data = np.random.default_rng(0).integers(0, 60, (3, 512 // block * size), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("t.weight", data, raw_dtype=qtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = open_gguf(tmp_path / "m.gguf")
+    np.testing.assert_array_equal(_dequantise(file, file.tensors[0]), gguf.dequantize(data, qtype))
 
 
 def test_rope_scaling_reaches_the_configuration(tmp_path):

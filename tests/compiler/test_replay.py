@@ -18,7 +18,7 @@ LARGEST_MODEL_START = model_start(100.0)
 def traced(prompt: list[int], new: list[int]) -> TracedRequest:
     request = RequestLine(
         event="request",
-        schema_version="1.1",
+        schema_version="1.2",
         name="toy",
         model="0",
         policy="calibrated",

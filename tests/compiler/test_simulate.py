@@ -71,7 +71,7 @@ def test_a_recorded_draft_is_replayed_exactly_by_the_policy_that_recorded_it(tmp
     }
 
 
-def test_another_policy_is_predicted_within_ten_percent(tmp_path):
+def test_another_policys_tokens_a_round_are_predicted_within_ten_percent(tmp_path):
     """The simulator's tokens a round for `calibrated`, from a trace of `fixed:4`, against a real run of it."""
     path = bundle(tmp_path, draft=True, policy="calibrated")
     record(path, tmp_path / "fixed.jsonl", speculation={"window": 4, "fallback": False})
@@ -171,7 +171,7 @@ def test_a_policy_that_is_none_is_named(text):
         (lambda lines: lines[1:], "begins with a request"),
         (lambda lines: [], "at least one generation"),
         (lambda lines: [*lines, "{"], "a JSON object is required"),
-        (lambda lines: [lines[0].replace('"1.1"', '"2.0"'), *lines[1:]], "schema 1.1 is required"),
+        (lambda lines: [lines[0].replace('"1.2"', '"2.0"'), *lines[1:]], "schema 1.2 is required"),
         (lambda lines: [lines[0], *lines[2:]], "a round at 5 tokens is required, got one at 6"),
         (lambda lines: [lines[0], lines[1].replace('"accepted":0', '"accepted":9'), *lines[2:]], "cannot have been"),
         (lambda lines: [lines[0].replace('"prompt_ids"', '"prompt"'), *lines[1:]], "prompt_ids"),

@@ -48,7 +48,9 @@ def test_the_verdict_names_what_was_missed():
 
 def test_the_report_has_a_table_and_a_chart_and_counts_other_outputs(tmp_path):
     write_report(tmp_path, [*RUNS, run("self:2", "chat", 100.0, same=False)], foreign=0.1)
-    assert "1 with another output" in (tmp_path / "pays.md").read_text()
+    text = (tmp_path / "pays.md").read_text()
+    assert "1 with another output" in text
+    assert "- chat: a\n- edit: a\n" in text
     assert json.loads((tmp_path / "pays.json").read_text())["int4"]["differing"] == 1
     assert (tmp_path / "pays-int4.png").read_bytes().startswith(b"\x89PNG")
 

@@ -50,6 +50,19 @@ def model(bundle):
 # --- text
 
 
+def test_a_repeated_prompt_is_neither_read_nor_drafted_anew(bundle):
+    model = load(bundle, threads=2)
+    model.update_config({"cache.reuse_prefixes": True, "proposers.cache.enabled": True})
+    prompt = "\n".join(["Rivers that flow to the north are rare.", QUOTE, COUNT] * 11)
+    first = model.generate(prompt, 24, ignore_eos=True)
+    by_cache = {"proposer": "cache", "window": 4, "fallback": False}
+    again = model.generate(prompt, 24, ignore_eos=True, speculation=by_cache)
+    assert first.stats.prompt_tokens > 400
+    assert again.ids == first.ids
+    assert again.stats.cached_tokens == first.stats.prompt_tokens - 1
+    assert again.stats.proposers["cache"].accepted == again.stats.proposers["cache"].proposed > 10
+
+
 def test_the_text_makes_sense(model):
     assert model.generate("The capital of France is", 1).text == " Paris"
     answer = model.generate(chat(CAPITAL), 20)

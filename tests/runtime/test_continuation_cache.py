@@ -210,6 +210,8 @@ def test_the_second_run_of_a_prompt_is_proposed_from_the_cache(tmp_path):
     assert "cache" not in first.stats.proposers
     found = second.stats.proposers["cache"]
     assert found.accepted == found.proposed > 60
+    counts = model.scheduler.continuations.counts
+    assert counts.lookups > counts.hits > 0 == counts.collisions
     model.save_continuations(tmp_path / "known.npz")
     other = load(path, verify="never")
     assert other.load_continuations(tmp_path / "known.npz") > 0

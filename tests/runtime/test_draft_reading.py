@@ -12,6 +12,7 @@ from toy_bundle import toy_bundle
 
 from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
 from dsc.runtime import load
+from dsc.runtime.acceptance import AcceptanceModel
 from dsc.runtime.draft_reading import LATE_TOKENS, DraftReading
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG, Lane
@@ -134,15 +135,35 @@ def test_a_late_draft_goes_back_to_the_beginning_when_its_guesses_are_poor_and_i
     for _ in range(40):
         offer = made.offer(tokens, 2000, 0, 1.0)
         if isinstance(offer, Offer) and best_window(offer)[0]:
-            made.draft(tokens, best_window(offer)[0])
+            drafted = len(made.draft(tokens, best_window(offer)[0]))
             starts.append(made.start)
-            made.settle(4, 2 if made.start else 4, used=True)
+            made.settle(drafted, min(drafted, 2 if made.start else 4), used=drafted > 0)
             made.proposer.rewind(len(tokens))
         else:
             made.settle(0, 0, used=False)
         tokens = [0] * (len(tokens) + 1)
     assert starts[0] == 150 - 1 - LATE_TOKENS
     assert starts[-1] == 0
+
+
+def test_acceptance_fades_by_every_round_also_by_those_in_which_nobody_looked():
+    made = Lane(0, Reader(), LiveCosts(VERIFY_MS, DRAFT_MS, 0.0, 0.1), DflashConfig(), 8, None)
+    expected = AcceptanceModel(0.9, 0.9, 4.0, 40.0)  # Reader's prior, prior_rounds, 1 / decay
+
+    def seen():
+        offer = made.offer([0] * 10, 100)
+        assert isinstance(offer, Offer)
+        return offer.acceptance.survivals(3)
+
+    seen()
+    made.settle(4, 0, used=True)
+    expected.observe(4, 0)
+    expected.fade()
+    for _ in range(7):  # as while it cools down
+        made.settle(0, 0, used=False)
+        expected.fade()
+    assert seen() == pytest.approx(expected.survivals(3))
+    assert seen() == pytest.approx(expected.survivals(3))  # looking twice in a round fades nothing
 
 
 def test_a_small_lag_is_paid_in_one_round():

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsc.bundle_schema.dflash_config import Fallback
-from dsc.runtime.fallback import SpeculationAccount, model_start
+from dsc.runtime.fallback import LOOKUP_START, SpeculationAccount, model_start
 
 INT4 = [1.0, 1.4, 1.7, 2.05, 2.1, 2.35, 2.8, 3.0, 3.4]
 
@@ -72,7 +72,7 @@ def test_what_cannot_pay_for_one_draft_cools_down():
 
 def test_predictable_text_is_never_held_back():
     _, drafted = run(SpeculationAccount(Fallback()), lambda _: 8, 400)
-    assert drafted == -(-400 // 9) or drafted >= 400 // 9
+    assert 400 // 9 <= drafted <= 400 // 9 + 6  # windows are whole after a few rounds
 
 
 def test_speculation_comes_back_when_the_text_becomes_predictable():
@@ -87,3 +87,23 @@ def test_failed_probes_become_rarer():
     _, early = run(account, lambda _: 0, 200)
     _, late = run(account, lambda _: 0, 200)
     assert 0 < late < early
+
+
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=16), st.floats(0, 1), st.floats(0, 12))
+def test_whatever_the_chance_a_failed_block_is_covered(rises, chance, balance):
+    costs = [1.0]
+    for rise in rises:
+        costs.append(costs[-1] + rise)
+    account = SpeculationAccount(Fallback(), start=balance)
+    window = account.admit(costs, chance)
+    assert (window == 0) == account.waiting
+    account.settle(window, 0, costs[window])
+    assert account.balance >= -1e-9
+
+
+def test_the_accounts_of_a_request_lose_together_what_is_stated():
+    accounts = [SpeculationAccount(Fallback(), start, 1 / 3) for start in (4.0, LOOKUP_START, LOOKUP_START)]
+    for n_tokens in (64, 400, 2000):
+        losses = [run(account, lambda _: 0, n_tokens)[0] - n_tokens for account in accounts]
+        assert 0 < sum(losses) <= 6 + 0.015 * n_tokens + 1
+        accounts = [SpeculationAccount(Fallback(), start, 1 / 3) for start in (4.0, LOOKUP_START, LOOKUP_START)]

@@ -85,9 +85,9 @@ def test_sequences_with_speculation_have_the_target_s_distribution(model, temper
     params = SamplingParams(temperature=temperature, top_p=0.9)
     counts, expected, n_outside = np.zeros(VOCAB), np.zeros(VOCAB), 0
     stats_accepted = 0
-    for seed in range(2):
+    for seed in range(5):
         result = model.generate(
-            [seed], 2500, params, seed=seed, speculation={"proposer": proposer, "window": 3, "fallback": False}
+            [seed], 4000, params, seed=seed, speculation={"proposer": proposer, "window": 3, "fallback": False}
         )
         stats_accepted += result.stats.accepted
         tokens = np.array([seed, *result.ids])

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from toy_bundle import toy_bundle
 
+from dsc.bundle_schema.dflash_config import MAX_WINDOW, DflashConfig, Proposer
 from dsc.bundle_schema.dflash_config import ContinuationCache as CacheConfig
-from dsc.bundle_schema.dflash_config import DflashConfig, Proposer
 from dsc.runtime import load
-from dsc.runtime.continuation_cache import ContinuationCache, ContinuationProposer, anchor
+from dsc.runtime.continuation_cache import SEGMENT, ContinuationCache, ContinuationProposer, anchor
 from dsc.runtime.semantic_cut import HISTORY, SPAN, SemanticCut
 
 VOCAB = 700
@@ -111,6 +111,29 @@ def test_near_places_share_a_start():
     same = sum(anchor(tokens, place) == anchor(tokens, place + 1) for place in range(400))
     assert same / 400 > 0.75
     assert all(place <= anchor(tokens, place) < place + 8 for place in range(400))
+
+
+def test_a_jump_is_known_before_what_the_old_space_knows_may_end():
+    """However rows wait for each other; a text that is repeated as a whole has no gap then."""
+    latest = 3 * SPAN + MAX_WINDOW - 1  # tokens after the jump
+    rows = text((1, 130), (2, 120), seed=3)
+    for first in range(1, SPAN):
+        cutter, found, end = SemanticCut(0.2), [], 0
+        for size in [1] * (MAX_WINDOW + first) + [SPAN - 1, MAX_WINDOW + 1] * 8:
+            piece, end = rows[end : end + size], end + size
+            found += cutter.see(cutter.sample(piece)) if len(piece) else []
+        assert len(found) == 1
+        assert 2 * SPAN - 1 <= found[0] < latest
+    tokens = np.random.default_rng(8).integers(0, 50, 400).tolist()
+    cut = 10 + 2 * SEGMENT  # its last key before is a whole segment away
+    cache = ContinuationCache(CacheConfig())
+    cache.remember(tokens, 10, [cut])
+    proposer = ContinuationProposer(cache, 10)
+    for end in range(10, 400):
+        if end == cut + latest:
+            proposer.cut(cut)
+        assert proposer.look(tokens[:end]), end
+        assert proposer.propose(tokens[:end], 1) == [tokens[end]]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_every_policy_gives_the_same_tokens_and_says_what_it_did(model, policy):
     expected = greedy_reference(TARGET, PROMPT, 120, history=False)
     assert list(result.ids) == expected
     first, *rounds, last = lines(file.getvalue())
-    assert (first["event"], first["schema_version"], first["policy"]) == ("request", "1.1", policy)
+    assert (first["event"], first["schema_version"], first["policy"]) == ("request", "1.2", policy)
     assert first["prompt_ids"] == PROMPT
     assert [token for line in rounds for token in line["new_ids"]] == expected
     assert [line["round"] for line in rounds] == list(range(len(rounds)))
@@ -67,6 +67,19 @@ def test_every_policy_gives_the_same_tokens_and_says_what_it_did(model, policy):
     assert all(0 <= seen["entropy"] <= 1.1 for seen in signals[1:])
     assert (last["event"], last["emitted"], last["finish_reason"]) == ("end", 120, "length")
     assert result.stats.policy == policy
+
+
+def test_the_lock_of_the_rules_shows_in_the_trace(tmp_path):
+    config = DflashConfig(policy="rules", proposers={"self": Proposer()})
+    path = toy_bundle(tmp_path / "toy.dsmodel", TARGET, -TARGET, draft_kind="self", max_length=256, config=config)
+    file = io.StringIO()
+    load(path, verify="never").generate(PROMPT, 60, trace=file, speculation={"fallback": False})
+    rounds = lines(file.getvalue())[1:-1]
+    locked = [line for line in rounds if line["locked"]]
+    assert not rounds[0]["locked"]
+    assert locked
+    assert all(line["window"] <= 2 for line in locked)
+    assert all(line["failure"] > config.rules.failure_rate for line in locked if line["draft_ids"])
 
 
 @pytest.mark.parametrize("policy", ["rules", "calibrated", "batched"])
