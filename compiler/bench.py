@@ -82,8 +82,7 @@ def _bench_prompt(
         fast_ids, stats = _generate(model, ids, max_new_tokens, "auto", fast)
         same &= plain_ids == fast_ids
     assert stats is not None
-    known = all(plain.rates)
-    ratio = median(f / p for f, p in zip(fast.rates, plain.rates, strict=True)) if known else 0.0
+    ratio = median(f / p for f, p in zip(fast.rates, plain.rates, strict=True)) if all(plain.rates) else 0.0
     return [
         name,
         median(plain.rates),

@@ -148,7 +148,7 @@ class Lane:
         costs = [table[0], *(cost + self.catch_up for cost in table[1 : window + 1])]
         if self.account is not None:
             assert self._kind is not None
-            (chance,) = self._expect(self._kind).survivals(1)
+            (chance,) = self._acceptance[self._kind].survivals(1)
             window = self.account.admit(costs, chance)
         if window == 0:
             return []
