@@ -2,14 +2,15 @@
  *
  * Every result is a dot product over k in one order: eight lanes add every eighth product, a fixed tree adds the lanes.
  * A few rows cost what one does, the time in which memory delivers the weights: they go through the registers once for
- * all rows of a tile, while those of later columns are fetched.
+ * all rows of a tile.  Memory delivers fastest what is read in the order in which it lies, so one row takes a column
+ * after the other, and the processor's own fetching keeps up; from the second row on it needs to be told what is next.
  */
 #include "dspark_cpu.h"
 
 #include <immintrin.h>
 #include <string.h>
 
-enum { LANES = 8, ROWS = 6, COLUMNS = 4, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
+enum { LANES = 8, STEP = 4, ROWS = 6, COLUMNS = 4, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
 
 static int64_t tile_width(const DenseMatMul *op) {
   int64_t width = TILE_FLOATS / op->k / COLUMNS * COLUMNS;
@@ -48,11 +49,12 @@ AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, in
   int64_t at = 0, k = op->k;
   for (int r = 0; r < rows; r++)
     for (int c = 0; c < columns; c++) sums[r][c] = _mm256_setzero_ps();
-  for (; at + 2 * LANES <= k; at += 2 * LANES) {
-    for (int c = 0; c < columns && fetch; c++) _mm_prefetch(w + (columns + c) * k + at, _MM_HINT_T0);
-    add_products(x + at, w + at, k, LANES, rows, columns, sums);
-    add_products(x + at + LANES, w + at + LANES, k, LANES, rows, columns, sums);
-  }
+  for (; at + STEP * LANES <= k; at += STEP * LANES)
+    for (int i = 0; i < STEP; i++) {
+      int64_t from = at + i * LANES;
+      for (int c = 0; c < columns && fetch && i % 2 == 0; c++) _mm_prefetch(w + (columns + c) * k + from, _MM_HINT_T0);
+      add_products(x + from, w + from, k, LANES, rows, columns, sums);
+    }
   for (; at < k; at += LANES) add_products(x + at, w + at, k, k - at, rows, columns, sums);
   for (int r = 0; r < rows; r++) {
     __m256 none = _mm256_setzero_ps(), *of = sums[r];
@@ -66,7 +68,7 @@ AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, in
 /* Up to six rows times the columns first .. last - 1, as many at a time as the registers allow. */
 AVX2_INLINE void multiply_rows(const DenseMatMul *op, int64_t row, int64_t first, int64_t last, int rows, int columns) {
   int64_t n = first;
-  for (; n + columns <= last && row; n += columns) multiply_tile(op, row, n, rows, columns, 0);
+  for (; n + columns <= last && (row || rows == 1); n += columns) multiply_tile(op, row, n, rows, columns, 0);
   for (; n + columns <= last; n += columns) multiply_tile(op, row, n, rows, columns, 1);
   for (; n < last; n++) multiply_tile(op, row, n, rows, 1, 0);
 }
@@ -77,9 +79,9 @@ AVX2_CODE static void multiply_item(void *argument, size_t tile) {
   int64_t width = tile_width(op), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
   for (int64_t row = 0; row < op->rows; row += ROWS)
     switch (op->rows - row) {
-      case 1: multiply_rows(op, row, first, last, 1, 4); break;
-      case 2: multiply_rows(op, row, first, last, 2, 4); break;
-      case 3: multiply_rows(op, row, first, last, 3, 4); break;
+      case 1: multiply_rows(op, row, first, last, 1, 1); break;
+      case 2: multiply_rows(op, row, first, last, 2, 1); break;
+      case 3: multiply_rows(op, row, first, last, 3, 1); break;
       case 4: multiply_rows(op, row, first, last, 4, 2); break;
       case 5: multiply_rows(op, row, first, last, 5, 2); break;
       default: multiply_rows(op, row, first, last, ROWS, 2);

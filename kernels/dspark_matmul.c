@@ -12,7 +12,7 @@
 
 #include <immintrin.h>
 
-enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 5, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15, LINE = 64, AHEAD = 2048 };
+enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 5, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15, LINE = 64, AHEAD = 4096 };
 
 /* Activations in int8, and what every unit (a whole group of one weight row, or one remaining pair of blocks of four
  * weight rows) multiplies its lanes by.  4 bits: the elements of a pair of blocks are parted into 32 even and 32 odd
