@@ -95,7 +95,7 @@ def test_the_file_exceeds_its_tensors_by_two_percent_at_most(tmp_path: Path):
     assert path.stat().st_size <= 1.02 * sum(map(len, payloads))
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=st.dictionaries(NAMES, st.binary(max_size=9000), max_size=8))
 def test_any_members_round_trip(tmp_path: Path, members: dict[str, bytes]):
     path = tmp_path / "any.dsmodel"

@@ -16,7 +16,6 @@ from dsc.bundle_schema.tensors import DType
 ARENAS = plans()
 
 
-@settings(deadline=None)
 @given(ARENAS)
 def test_good_plans_pass_and_round_trip(case):
     plan, target, draft = case
@@ -26,7 +25,6 @@ def test_good_plans_pass_and_round_trip(case):
     assert dump_plan(parse_plan(data)) == data
 
 
-@settings(deadline=None)
 @given(ARENAS)
 def test_no_two_owned_slots_share_a_byte(case):
     """The checker against brute force: bytes of owned slots, marked one by one."""
@@ -129,7 +127,7 @@ def too_few_rows(draw: st.DrawFn, plan: KvPlan) -> KvPlan:
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_every_corruption_is_caught_and_named(name: str, data: st.DataObject):
     plan, target, draft = data.draw(ARENAS)
@@ -142,7 +140,7 @@ def test_every_corruption_is_caught_and_named(name: str, data: st.DataObject):
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ARENAS)
 def test_a_plan_for_other_models_is_refused(case):
     plan, target, draft = case

@@ -144,7 +144,7 @@ def test_truncated_files_are_refused(tiny, tmp_path):
             open_gguf(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(
         st.tuples(

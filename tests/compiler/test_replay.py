@@ -54,7 +54,7 @@ def lost_steps(kinds, request, acceptance, row_cost, step_cost, read_cost) -> fl
     return counts.ms - counts.plain_ms
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from([("self",), ("self", "ngram"), ("ngram",)]),
     st.integers(0, 2**32),

@@ -45,7 +45,7 @@ def test_body_and_reference_agree(axes, mins, bits):
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1), st.sampled_from([4, 8]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_row_never_depends_on_the_others(rows, seed, bits):
     inputs = make_bits_inputs({"M": rows, "G": 3, "N": 7}, seed, bits)
     together = reference(inputs, {"bits": bits})["y"]

@@ -102,7 +102,7 @@ def test_bodies_and_native_operators_agree_with_the_reference(operator, counts, 
     window=st.sampled_from([-1, 7, 140]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_sequence_is_the_same_bits_alone_and_packed(counts, window, seed):
     inputs = to_qkv(packed_case(counts, seed, rows=300), seed)
     attributes = {"scale": 0.3, "window": window, "heads": HEADS, "kv_heads": KV_HEADS}

@@ -33,7 +33,7 @@ def attributes(model, op="BlockMatMul"):
     return [{k: a.value for k, a in node.attributes.items()} for node in model.graph if node.op_type == op]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.sampled_from([4, 8]), st.sampled_from([32, 64, 128]), st.integers(1, 5))
 def test_rounding_is_within_one_step_of_the_float(seed, bits, block, n):
     rows = np.random.default_rng(seed).standard_normal((n, 2 * block)).astype(np.float32)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsc.runtime.schedule_admission import admitted_prefix
@@ -71,7 +71,6 @@ def test_our_admission_leaves_it_as_it_is():
 SHARES = st.fractions(Fraction(1, 20), Fraction(19, 20), max_denominator=20)
 
 
-@settings(deadline=None)
 @given(SHARES, SHARES, SHARES, SHARES, st.floats(0, 1), st.tuples(st.floats(0, 1), st.floats(0, 1)),
        st.lists(st.floats(0.05, 2), min_size=3, max_size=3))  # fmt: skip
 def test_our_admission_is_lossless_whatever_the_numbers(p, q, s, t, a1, c2, speed):

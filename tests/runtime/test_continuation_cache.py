@@ -64,7 +64,7 @@ def test_the_newest_continuation_counts_and_agreement_is_counted():
     assert follow(cache, newer, 10) == (50, 50)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(TOKENS, min_size=1, max_size=8), st.sampled_from([1, 3, 64]), st.data())
 def test_a_match_is_always_proven_on_the_tokens(texts, bits, data):
     """Also with a fingerprint of one bit, where nearly everything collides."""

@@ -121,7 +121,7 @@ def faulty(after):
 
 
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_requests_come_go_and_fail_in_any_order(packed, data):
     choices = requests()
     engine = packed.engine(slots=data.draw(st.integers(1, 4)), background=False, prefill_stretch=1.0)

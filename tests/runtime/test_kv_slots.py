@@ -8,7 +8,7 @@ from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.kv_repairs import KvRepairs
 from dsc.runtime.kv_slots import KvSlots
 
-TRAFFIC = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TRAFFIC = settings(max_examples=40, stateful_step_count=50)
 
 
 @pytest.fixture(autouse=True)

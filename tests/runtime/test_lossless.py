@@ -14,7 +14,7 @@ from dsc.runtime import load
 
 VOCAB = 11
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
-QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 
 
 def tables(seed: int, noise: float) -> tuple[np.ndarray, np.ndarray]:

@@ -80,7 +80,7 @@ def test_two_conversations_in_turn_keep_their_rows(model):
             text += [*greedy_reference(TARGET, text, 5), turn]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from([ONE, OTHER]), st.integers(1, 30), st.lists(st.integers(0, 12), max_size=30))),
     st.integers(0, 5000),

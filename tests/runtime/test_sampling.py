@@ -58,7 +58,7 @@ def test_one_row_has_the_filtered_distribution(temperature, filters):
     assert chi_square_is_plausible(counts, n * distribution(row, params))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**16),
     vocab=st.sampled_from([2, 5, 300, 3000]),

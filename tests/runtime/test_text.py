@@ -22,7 +22,7 @@ def streamed(codec, ids, skip=True):
 
 
 @pytest.mark.parametrize("kind", CODECS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ids=st.lists(st.integers(0, 280), max_size=40), skip=st.booleans())
 def test_pieces_of_any_ids_join_to_the_whole_text(kind, ids, skip):
     codec = CODECS[kind]
@@ -32,7 +32,7 @@ def test_pieces_of_any_ids_join_to_the_whole_text(kind, ids, skip):
 
 
 @pytest.mark.parametrize("kind", CODECS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ids=st.lists(st.integers(0, 280), max_size=40), n_read=st.integers(0, 40), skip=st.booleans())
 def test_what_nobody_reads_comes_at_the_end(kind, ids, n_read, skip):
     codec = CODECS[kind]
@@ -45,7 +45,7 @@ def test_what_nobody_reads_comes_at_the_end(kind, ids, n_read, skip):
 
 
 @pytest.mark.parametrize("kind", CODECS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS)
 def test_text_streams_in_whole_characters(kind, text):
     codec = CODECS[kind]
@@ -96,7 +96,7 @@ def test_lone_surrogates_do_not_stop_encoding():
     assert codec.decode(codec.encode("a\ud800b")) == "a?b"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     text=st.text(st.sampled_from("ab€ 12"), max_size=20), stop=st.text(st.sampled_from("ab€ 1"), min_size=1, max_size=4)
 )
