@@ -33,7 +33,7 @@ def write_markdown(
         "## Ratios\n\nUp is faster for rates; for times and memory less than 1 is better.\n",
         markdown_table(("what", "ratio"), [(what, ratio.text(2)) for what, ratio in targets]),
         "## Where a plain decoding step goes\n\nHost: everything outside onnxruntime's calls. Limit: the time in "
-        "which this machine's memory delivers the bundle's bytes.\n",
+        "which this machine's memory delivers the bytes of the target's weights.\n",
         host_table(costs),
         "## Skipped\n",
         markdown_table(("runtime", "why"), skipped.items()) if skipped else "Nothing.\n",

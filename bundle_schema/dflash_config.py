@@ -300,12 +300,13 @@ class DflashConfig(StrictModel):
     """The scheduler's configuration.
 
     Attributes:
-        proposers: the table of proposers; what is not in it is not used.
+        proposers: the table of proposers. The bundle's draft and prompt lookup need no row to be used, the continuation
+            cache does, and so does prompt lookup in a bundle that was made without a draft.
         costs: measured cost curves, for each device one or more.
         temperatures: proposer -> calibration temperature of each draft position (one for all that follow).
-        lossy: allow policies that change the output's distribution; every statistic says so.
+        lossy: allow policies that change the output's distribution; there is none.
         secure_rollback: zero rejected KV rows instead of only forgetting them.
-        adaptive_rollback: restart a proposal from the best anchor inside the rejected block.
+        adaptive_rollback: after a rejection a draft model keeps what it has read of the drafts that held.
     """
 
     schema_version: Annotated[str, Field(pattern=r"^\d+\.\d+$")] = DFLASH_CONFIG_SCHEMA

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 def bench_bundle(
-    path: Path, prompts: Path | None, max_new_tokens: int, rounds: int, threads: int | None
+    path: Path, prompts: Path | None, max_new_tokens: int, rounds: int, threads: int | None, chat: bool = True
 ) -> dict[str, Any]:
     """Time every prompt with speculation off and on, `rounds` times in turn.
 
     Args:
         prompts: text file with one prompt a line; the compiler's calibration texts when None.
+        chat: put each prompt into the bundle's chat template.
 
     Returns:
         `rows` for a table: prompt, tokens/s plain and speculative, their ratio, tokens a round, acceptance; plainly
@@ -40,13 +41,13 @@ def bench_bundle(
     if rounds < 1:
         raise RequestError("--rounds", f"at least 1 is required, got {rounds}")
     model = load(path, threads=threads)
-    encoded = _prompts(model, prompts)
+    encoded = _prompts(model, prompts, chat)
     _generate(model, encoded[0][1], 4, "auto", _Timed())
     rows = [_bench_prompt(model, name, ids, max_new_tokens, rounds) for name, ids in encoded]
     return {"threads": model.bundle.settings.threads, "rounds": rounds, "rows": rows}
 
 
-def _prompts(model: SpeculativeModel, path: Path | None) -> list[tuple[str, list[int]]]:
+def _prompts(model: SpeculativeModel, path: Path | None, chat: bool) -> list[tuple[str, list[int]]]:
     if path is None:
         vocab_size = model.bundle.manifest.target.info.vocab_size
         return [
@@ -59,11 +60,11 @@ def _prompts(model: SpeculativeModel, path: Path | None) -> list[tuple[str, list
         raise RequestError(str(path), f"cannot read the prompts: {error}") from error
     if not lines:
         raise RequestError(str(path), "at least one prompt, one a line, is required, got none")
-    return [(line[:24], _prompt_ids(model, line)) for line in lines]
+    return [(line[:24], _prompt_ids(model, line, chat)) for line in lines]
 
 
-def _prompt_ids(model: SpeculativeModel, line: str) -> list[int]:
-    ids = model.encode([{"role": "user", "content": line}])
+def _prompt_ids(model: SpeculativeModel, line: str, chat: bool) -> list[int]:
+    ids = model.encode([{"role": "user", "content": line}] if chat else line)
     try:
         check_prompt(ids, model.bundle.manifest.target.info.vocab_size, model.max_length)
     except GenerationError as error:

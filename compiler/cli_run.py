@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dsc.runtime.speculator import SpeculationRequest
 
 Bundle = Annotated[Path, typer.Argument(help="a .dsmodel file")]
+Chat = Annotated[bool, typer.Option("--chat/--raw", help="use the model's chat template")]
 Threads = Annotated[int | None, typer.Option(help="default: the allowed CPUs")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="errors with their traceback")]
@@ -45,7 +46,7 @@ def register(app: typer.Typer) -> None:
 def run_command(
     bundle: Bundle,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="default: standard input")] = None,
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="use the model's chat template")] = True,
+    chat: Chat = True,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off")] = 0,
@@ -123,6 +124,7 @@ def speculation_option(text: str) -> SpeculationRequest:
 def bench_command(
     bundle: Bundle,
     prompts: Annotated[Path | None, typer.Option(help="text file, one prompt a line")] = None,
+    chat: Chat = True,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 96,
     rounds: Annotated[int, typer.Option(help="runs of each setting, in turn")] = 5,
     threads: Threads = None,
@@ -132,7 +134,7 @@ def bench_command(
     """Time speculation against the same bundle with speculation off, in turn; exit code 1 when outputs differ."""
     from dsc.compiler.bench import bench_bundle
 
-    report = bench_bundle(bundle, prompts, max_new_tokens, rounds, threads)
+    report = bench_bundle(bundle, prompts, max_new_tokens, rounds, threads, chat)
     if as_json:
         print_json(report)
     else:

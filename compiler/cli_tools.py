@@ -22,17 +22,16 @@ def register(app: typer.Typer) -> None:
 
 def passes_command(as_json: AsJson = False, traceback: Traceback = False) -> None:
     """List the graph passes, what each does, and the default pipelines."""
-    from dsc.compiler.pass_list import describe_passes
+    from dsc.compiler.pass_list import describe_passes, describe_pipelines
 
-    rows = describe_passes()
+    rows, pipelines = describe_passes(), describe_pipelines()
     if as_json:
-        print_json(rows)
-    else:
-        print_table(
-            "passes",
-            ("name", "options", "what it does"),
-            [(row["name"], row["options"], row["summary"]) for row in rows],
-        )
+        print_json({"passes": rows, "pipelines": pipelines})
+        return
+    print_table("passes", ("name", "options", "what it does"), [tuple(row.values()) for row in rows])
+    print("default pipelines, by kernels and precision, as `--passes` takes them\n")
+    for row in pipelines:
+        print(f"{row['kernels']}, {row['precision']}: {row['passes']}\n")
 
 
 def doctor_command(as_json: AsJson = False, traceback: Traceback = False) -> None:

@@ -1,4 +1,4 @@
-"""The compiler as a table of contents: import, export, pair, passes, plan, emit, gate, seal."""
+"""The compiler as a table of contents: import, export, pair, passes, plan, kernels, emit, gate, seal."""
 
 from __future__ import annotations
 

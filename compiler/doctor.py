@@ -89,7 +89,7 @@ def examine() -> dict[str, Any]:
     """`fields` to show and `problems` that keep bundles from running."""
     problems = [problem for problem in [onnxruntime_problem()] if problem]
     compile_versions = {name: installed_version(name) for name in COMPILE_PACKAGES}
-    missing = [name for name, version in compile_versions.items() if version is None]
+    missing = [name for name, version in compile_versions.items() if version is None and name != "triton"]
     fields: dict[str, Any] = {
         "dsc": installed_version("dsc-toolchain"),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""`dsc passes`: what each graph pass is called, takes and does."""
+"""`dsc passes`: what each graph pass is called, takes and does, and which run in which order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from dataclasses import fields
 
 from dsc.passes import ALL_PASSES
 from dsc.passes.base import PROGRAM_ONLY
+from dsc.passes.pass_order import Kernels, Precision, default_pipeline
 from dsc.passes.pipeline import load_pass
+
+_PIPELINES: tuple[tuple[Kernels, Precision], ...] = (
+    ("ort", "fp32"),
+    ("ort", "int4"),
+    ("native", "fp32"),
+    ("native", "int4"),
+    ("cuda", "fp16"),
+    ("cuda_native", "fp16"),
+)
 
 
 def describe_passes() -> list[dict[str, str]]:
@@ -23,3 +33,15 @@ def describe_passes() -> list[dict[str, str]]:
         summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
         rows.append({"name": name, "options": ", ".join(options), "summary": summary})
     return rows
+
+
+def describe_pipelines() -> list[dict[str, str]]:
+    """The passes that run when a compile names none, in order, by kernels and precision, as `--passes` takes them."""
+    return [
+        {
+            "kernels": kernels,
+            "precision": precision,
+            "passes": ",".join(str(item) for item in default_pipeline(kernels, precision)),
+        }
+        for kernels, precision in _PIPELINES
+    ]

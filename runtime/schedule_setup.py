@@ -81,7 +81,7 @@ class Scheduler:
         row = config.proposers.get(kind)  # type: ignore[call-overload]
         if kind == "cache":
             return row is not None and row.enabled and config.cache.enabled
-        return row is None or row.enabled
+        return self._manifest.draft.kind != "none" if row is None else row.enabled
 
     def update(self, changes: Mapping[str, Any]) -> None:
         """Change the configuration by dotted path, all or none.

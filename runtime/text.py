@@ -91,7 +91,9 @@ class TextCodec:
     def _template(self) -> ChatTemplate:
         if self._template_source is None:
             raise GenerationError(
-                "chat template", "messages need a template, the tokenizer has none", "give the prompt as text"
+                "chat template",
+                "messages need a template, the tokenizer has none",
+                "give the prompt as text (`dsc run --raw`, `dsc bench --raw`)",
             )
         named = ((name, _token_text(value)) for name, value in self._config.items() if name.endswith("_token"))
         return ChatTemplate(self._template_source, {name: text for name, text in named if text is not None})

@@ -12,6 +12,7 @@ import pytest
 
 from dsc.compiler.cli import main
 from dsc.compiler.stages import STAGES
+from dsc.passes.pipeline import parse_pipeline
 
 DSC = Path(sys.executable).with_name("dsc")
 
@@ -162,6 +163,14 @@ def test_bench_compares_with_plain_decoding(tiny_bundle):
         assert same == "yes"
 
 
+def test_bench_takes_prompts_as_they_are_or_through_the_chat_template(tiny_bundle, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the cat sat\n")
+    options = ("bench", tiny_bundle, "--prompts", prompts, "-n", 8, "--rounds", 1, "--json")
+    raw, chat = (json.loads(good(*options, way))["rows"] for way in ("--raw", "--chat"))
+    assert [row[0] for row in raw] == [row[0] for row in chat] == ["the cat sat"]
+
+
 def test_schema_prints_what_is_published():
     names = good("schema").split()
     assert "manifest" in names
@@ -171,8 +180,13 @@ def test_schema_prints_what_is_published():
 
 
 def test_passes_and_doctor():
-    names = {row["name"] for row in json.loads(good("passes", "--json"))}
+    listed = json.loads(good("passes", "--json"))
+    names = {row["name"] for row in listed["passes"]}
     assert {"fold-constants", "lower-attention", "quantize-weights"} <= names
+    for row in listed["pipelines"]:
+        used = [item.name for item in parse_pipeline(row["passes"])]
+        assert set(used) <= names
+        assert ("quantize-weights" in used) == (row["precision"] == "int4")
     assert json.loads(good("doctor", "--json"))["problems"] == []
 
 

@@ -277,6 +277,16 @@ def test_a_bundle_without_a_draft_says_so(tmp_path):
     assert (stats.speculation, stats.speculation_reason) == ("off", "the bundle offers no draft of kind 'none'")
 
 
+def test_a_bundle_without_a_draft_looks_nothing_up_unless_it_is_told_to(tmp_path):
+    config = DflashConfig(policy="calibrated")
+    model = load(toy_bundle(tmp_path / "toy.dsmodel", TABLE, draft_kind="none", config=config))
+    assert model.proposers == ()
+    assert model.generate([1], 10).stats.speculation == "off"
+    model.update_config({"proposers.ngram.enabled": True})
+    assert model.proposers == ("ngram",)
+    assert model.generate([1], 10).stats.speculation == "ngram"
+
+
 def test_a_disabled_proposer_is_not_used(tmp_path):
     config = DflashConfig(proposers={"ngram": Proposer(enabled=False)})
     model = load(toy_bundle(tmp_path / "toy.dsmodel", TABLE, config=config))
