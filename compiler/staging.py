@@ -62,11 +62,14 @@ def seal(staging: Path, output: Path, contents: BundleContents, result: GateResu
 
 
 def _measured(config: DflashConfig, draft: ProposerKind, result: GateResult) -> DflashConfig:
-    """The schedule by what the gate measured: costs, and how often the draft was right."""
+    """The schedule by what the gate measured: costs, windows as wide as those, and how often the draft was right."""
     checks = [check for check in result.certificate.greedy if check.proposer == draft]
     n_judged, n_held = sum(check.n_judged for check in checks), sum(check.n_held for check in checks)
     proposers = dict(config.proposers)
     if n_judged and draft not in LOOKUPS:
         row = proposers.get(draft, Proposer())
         proposers[draft] = row.model_copy(update={"acceptance": round(n_held / n_judged, 4)})
-    return config.model_copy(update={"costs": result.costs, "policy": "calibrated", "proposers": proposers})
+    widest = max((len(curve.verify_ms) - 1 for curve in result.costs), default=0)
+    windows = config.windows.model_copy(update={"max": max(config.windows.max, widest)})
+    changes = {"costs": result.costs, "policy": "calibrated", "proposers": proposers, "windows": windows}
+    return config.model_copy(update=changes)

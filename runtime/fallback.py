@@ -15,7 +15,7 @@ from dsc.bundle_schema.dflash_config import Fallback
 
 LOOKUP_START = 1.0
 _LARGEST_STAKE = 0.5
-_MODEL_START = 4.0
+_MODEL_START = 5.0
 _CEILING = 12.0  # an early success must not pay for a long failure later, but may for reading a prompt
 
 
@@ -91,7 +91,7 @@ def model_start(round_cost: float, reading: float = 0.0) -> float:
     bounds.
 
     A model's quality hardly depends on the text, so one early failure says little; and once it pauses, reading what it
-    missed makes coming back dear. Four steps are the reading of a short prompt or a late start, and 3 % of an answer of
-    some 270 tokens together with the allowance.
+    missed makes coming back dear. Five steps are the reading of a short prompt or a late start with two failed rounds
+    after it, and 3 % of an answer of some 330 tokens together with the allowance.
     """
     return min(max(2 * (round_cost - 1) + reading, LOOKUP_START), _MODEL_START)

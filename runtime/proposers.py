@@ -62,8 +62,10 @@ class Proposer(Protocol):
         if it were to start reading there.
         """
 
-    def starts(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Places of the sequence at which its reading could start, the present one first; empty when it never reads."""
+    def starts(self, tokens: Sequence[int], generated: int) -> tuple[int, ...]:
+        """Places of the sequence at which its reading could start, the present one first; empty when it never reads.
+        The last `generated` tokens are output.
+        """
 
     def begin(self, start: int) -> None:
         """Start reading at one of those places."""
@@ -83,7 +85,7 @@ class Lookup:
         """Nothing has to be read."""
         return 0
 
-    def starts(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def starts(self, tokens: Sequence[int], generated: int) -> tuple[int, ...]:
         """It does not read."""
         return ()
 

@@ -90,7 +90,7 @@ class Lane:
         if kind is None:
             return self.proposer.silence(tokens)
         limit = min(limit, self.proposer.room(tokens))
-        starts = self.proposer.starts(tokens)
+        starts = self.proposer.starts(tokens, generated)
         if not starts:
             self._kind = kind
             return Offer(self.index, limit, self._expect(kind), self._table, self.proposer.sizes_blocks)

@@ -13,7 +13,7 @@ from toy_bundle import toy_bundle
 from dsc.bundle_schema.dflash_config import CalibratedPolicy, CostCurve, DflashConfig, Proposer
 from dsc.runtime import load
 from dsc.runtime.acceptance import AcceptanceModel
-from dsc.runtime.draft_reading import LATE_TOKENS, DraftReading
+from dsc.runtime.draft_reading import LATE_AFTER, LATE_TOKENS, DraftReading
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import SHORT_LAG, Lane
 from dsc.runtime.schedule_policy import Offer, best_window
@@ -70,9 +70,9 @@ def test_what_counts_as_read_is_a_gapless_part_of_the_sequence(steps):
             reader.propose(tokens, number % 8 + 1)
             length += number % 3
         elif what == "restart":
-            starts = reader.starts(tokens)
+            starts = reader.starts(tokens, number)
             assert starts[0] == reader.start
-            assert len(starts) <= 3
+            assert len(starts) <= (3 if number >= LATE_AFTER else 2)
             reader.begin(starts[number % len(starts)])
         else:
             length = length + number if what == "plain" else max(length - number, 1)
@@ -101,31 +101,36 @@ def lane(read_ms: float, late_ms=LATE_MS) -> Lane:
     return Lane(0, Reader(), costs, DflashConfig(), 8, 1.0)
 
 
-def start_of(read_ms: float, n_prompt: int, room: int, rate: float = 1.0, late_ms=LATE_MS) -> str:
+def start_of(read_ms: float, n_tokens: int, room: int, rate: float = 1.0, late_ms=LATE_MS, generated=LATE_AFTER) -> str:
     made = lane(read_ms, late_ms)
-    offer = made.offer([0] * n_prompt, room, 0, rate)
+    offer = made.offer([0] * n_tokens, room, generated, rate)
     if isinstance(offer, str):
         return offer
-    made.draft([0] * n_prompt, best_window(offer)[0])
+    made.draft([0] * n_tokens, best_window(offer)[0])
     return "late" if made.start else "whole"
 
 
 def test_a_draft_reads_a_long_text_only_where_the_rest_of_the_output_can_pay_for_it():
-    assert start_of(read_ms=1.0, n_prompt=1000, room=2000) == "late"
-    assert start_of(read_ms=1.0, n_prompt=50, room=100) == "whole"
-    assert start_of(read_ms=0.05, n_prompt=1000, room=2000) == "whole"
-    assert start_of(read_ms=2.0, n_prompt=100, room=5) == "reading does not pay"
-    assert start_of(read_ms=1.0, n_prompt=1000, room=3) == "reading does not pay"
+    assert start_of(read_ms=1.0, n_tokens=1000, room=2000) == "late"
+    assert start_of(read_ms=1.0, n_tokens=50, room=100) == "whole"
+    assert start_of(read_ms=0.05, n_tokens=1000, room=2000) == "whole"
+    assert start_of(read_ms=2.0, n_tokens=100, room=5) == "reading does not pay"
+    assert start_of(read_ms=1.0, n_tokens=1000, room=3) == "reading does not pay"
 
 
 def test_no_draft_reads_more_than_a_request_may_lose():
-    assert start_of(read_ms=4.0, n_prompt=1000, room=2000) == "reading not covered"
-    assert start_of(read_ms=1.0, n_prompt=100, room=100) == "late"
+    assert start_of(read_ms=4.0, n_tokens=1000, room=2000) == "reading not covered"
+    assert start_of(read_ms=1.0, n_tokens=100, room=100) == "late"
+
+
+def test_a_late_draft_needs_some_output_to_read():
+    assert start_of(read_ms=1.0, n_tokens=100, room=100, generated=LATE_AFTER - 1) == "reading not covered"
+    assert start_of(read_ms=1.0, n_tokens=50, room=100, generated=0) == "whole"
 
 
 def test_what_the_request_reached_without_the_draft_is_what_its_reading_must_beat():
-    assert start_of(read_ms=1.0, n_prompt=50, room=100, rate=1.2) == "whole"
-    assert start_of(read_ms=1.0, n_prompt=50, room=100, rate=2.5) == "reading does not pay"
+    assert start_of(read_ms=1.0, n_tokens=50, room=100, rate=1.2) == "whole"
+    assert start_of(read_ms=1.0, n_tokens=50, room=100, rate=2.5) == "reading does not pay"
 
 
 def test_a_late_draft_goes_back_to_the_beginning_when_its_guesses_are_poor_and_it_has_won_what_that_costs():
@@ -133,7 +138,7 @@ def test_a_late_draft_goes_back_to_the_beginning_when_its_guesses_are_poor_and_i
     tokens = [0] * 150
     starts = []
     for _ in range(40):
-        offer = made.offer(tokens, 2000, 0, 1.0)
+        offer = made.offer(tokens, 2000, LATE_AFTER, 1.0)
         if isinstance(offer, Offer) and best_window(offer)[0]:
             drafted = len(made.draft(tokens, best_window(offer)[0]))
             starts.append(made.start)
@@ -208,4 +213,4 @@ def test_a_late_start_changes_no_token_and_shows_in_the_trace(tmp_path, read_ms,
     assert starts
     assert all(starts) if late else not any(starts)
     if late:
-        assert starts[0] == 400 - LATE_TOKENS
+        assert starts[0] == 400 + LATE_AFTER - 1 - LATE_TOKENS
