@@ -21,7 +21,7 @@ ORT_WHEELS = (
     "ort-nightly",
     "ort-nightly-gpu",
 )
-COMPILE_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "gguf", "triton")
+_COMPILE_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "gguf")  # Triton: for GPU kernels only
 
 
 def installed_version(distribution: str) -> str | None:
@@ -85,11 +85,14 @@ def _allowed_processors(runs: bool) -> int:
     return allowed_cpus()
 
 
+def _missing_to_compile() -> list[str]:
+    return [name for name in _COMPILE_PACKAGES if installed_version(name) is None]
+
+
 def examine() -> dict[str, Any]:
     """`fields` to show and `problems` that keep bundles from running."""
     problems = [problem for problem in [onnxruntime_problem()] if problem]
-    compile_versions = {name: installed_version(name) for name in COMPILE_PACKAGES}
-    missing = [name for name, version in compile_versions.items() if version is None and name != "triton"]
+    missing = _missing_to_compile()
     fields: dict[str, Any] = {
         "dsc": installed_version("dsc-toolchain"),
         "python": platform.python_version(),
@@ -110,6 +113,6 @@ def require_compile_packages() -> None:
     Raises:
         HostError: a package of the `[compile]` extra is not installed.
     """
-    missing = [name for name in COMPILE_PACKAGES if name != "triton" and not installed_version(name)]
+    missing = _missing_to_compile()
     if missing:
         raise HostError("dsc compile", f"needs {', '.join(missing)}", "pip install 'dsc-toolchain[cpu,compile]'")

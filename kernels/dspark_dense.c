@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { LANES = 8, STEP = 4, ROWS = 6, COLUMNS = 4, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
+enum { LANES = 8, STEP = 4, ROWS = 6, COLUMNS = 2, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
 
 static int64_t tile_width(const DenseMatMul *op) {
   int64_t width = TILE_FLOATS / op->k / COLUMNS * COLUMNS;
@@ -36,10 +36,10 @@ AVX2_INLINE void add_products(const float *x, const float *w, int64_t k, int64_t
   }
 }
 
-/* The sums of four vectors' lanes. */
-AVX2_INLINE __m128 add_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
-  __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-  return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+/* The sums of two vectors' lanes, in the first two lanes. */
+AVX2_INLINE __m128 add_lanes(__m256 a, __m256 b) {
+  __m256 pairs = _mm256_hadd_ps(a, b), two = _mm256_hadd_ps(pairs, pairs);
+  return _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
 }
 
 /* fetch: whether the weights of the next columns are wanted soon and are not in the cache. */
@@ -57,11 +57,9 @@ AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, in
     }
   for (; at < k; at += LANES) add_products(x + at, w + at, k, k - at, rows, columns, sums);
   for (int r = 0; r < rows; r++) {
-    __m256 none = _mm256_setzero_ps(), *of = sums[r];
-    float four[COLUMNS], *y = op->y + (row + r) * op->n + n;
-    __m128 sum = add_lanes(of[0], columns > 1 ? of[1] : none, columns > 2 ? of[2] : none, columns > 3 ? of[3] : none);
-    _mm_storeu_ps(columns == COLUMNS ? y : four, sum);
-    if (columns < COLUMNS) memcpy(y, four, (size_t)columns * sizeof(float));
+    float four[4];
+    _mm_storeu_ps(four, add_lanes(sums[r][0], sums[r][columns - 1]));
+    memcpy(op->y + (row + r) * op->n + n, four, (size_t)columns * sizeof(float));
   }
 }
 
