@@ -1,16 +1,16 @@
 /* Matrix product with float weights as checkpoints store them, a row of weights for a column of the result.
  *
  * Every result is a dot product over k in one order: eight lanes add every eighth product, a fixed tree adds the lanes.
- * A few rows cost what one does, the time in which memory delivers the weights: they go through the registers once for
- * all rows of a tile.  Memory delivers fastest what is read in the order in which it lies, so one row takes a column
- * after the other, and the processor's own fetching keeps up; from the second row on it needs to be told what is next.
+ * A few rows cost what one does, the time in which memory delivers the weights: they go through the registers once
+ * for all rows of a tile.  Memory delivers fastest from several places at once, each read in the order in which it
+ * lies: the processor fetches ahead for each of them, but not past the end of a page.  So the columns of a tile are far
+ * apart, and where several rows leave it little time the weights are fetched into the nearest cache as well.
  */
 #include "dspark_cpu.h"
 
 #include <immintrin.h>
-#include <string.h>
 
-enum { LANES = 8, STEP = 4, ROWS = 6, COLUMNS = 2, COLUMN_TILE = 16, TILE_FLOATS = 1 << 16 };
+enum { LANES = 8, STEP = 4, ROWS = 6, COLUMNS = 4, COLUMN_TILE = 48, TILE_FLOATS = 1 << 16, AHEAD = 256, SEVERAL = 4 };
 
 static int64_t tile_width(const DenseMatMul *op) {
   int64_t width = TILE_FLOATS / op->k / COLUMNS * COLUMNS;
@@ -23,16 +23,28 @@ AVX2_INLINE __m256 in_register(__m256 value) {
   return value;
 }
 
-/* Adds the products of eight elements, or of the first `count` ones. */
-AVX2_INLINE void add_products(const float *x, const float *w, int64_t k, int64_t count, int rows, int columns,
-                              __m256 (*sums)[COLUMNS]) {
+AVX2_INLINE __m256 load(const float *from, int64_t count) {
   __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  __m256 b[COLUMNS];
-  for (int c = 0; c < columns; c++)
-    b[c] = in_register(count >= LANES ? _mm256_loadu_ps(w + c * k) : _mm256_maskload_ps(w + c * k, mask));
+  return in_register(count >= LANES ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, mask));
+}
+
+/* Adds the products of eight elements, or of the first `count` ones; `step` floats lie between columns.  Of rows and
+ * columns the fewer stay in registers. */
+AVX2_INLINE void add_products(const float *x, const float *w, int64_t k, int64_t step, int64_t count, int rows,
+                              int columns, __m256 (*sums)[COLUMNS]) {
+  __m256 a[ROWS], b[COLUMNS];
+  if (rows < columns) {
+    for (int r = 0; r < rows; r++) a[r] = load(x + r * k, count);
+    for (int c = 0; c < columns; c++) {
+      b[0] = load(w + c * step, count);
+      for (int r = 0; r < rows; r++) sums[r][c] = _mm256_fmadd_ps(a[r], b[0], sums[r][c]);
+    }
+    return;
+  }
+  for (int c = 0; c < columns; c++) b[c] = load(w + c * step, count);
   for (int r = 0; r < rows; r++) {
-    __m256 a = in_register(count >= LANES ? _mm256_loadu_ps(x + r * k) : _mm256_maskload_ps(x + r * k, mask));
-    for (int c = 0; c < columns; c++) sums[r][c] = _mm256_fmadd_ps(a, b[c], sums[r][c]);
+    a[0] = load(x + r * k, count);
+    for (int c = 0; c < columns; c++) sums[r][c] = _mm256_fmadd_ps(a[0], b[c], sums[r][c]);
   }
 }
 
@@ -42,48 +54,54 @@ AVX2_INLINE __m128 add_lanes(__m256 a, __m256 b) {
   return _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
 }
 
-/* fetch: whether the weights of the next columns are wanted soon and are not in the cache. */
-AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, int rows, int columns, int fetch) {
+/* Columns n, n + apart, ... of some rows. */
+AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, int64_t apart, int rows, int columns) {
   const float *x = op->x + row * op->k, *w = op->weight + n * op->k;
   __m256 sums[ROWS][COLUMNS];
-  int64_t at = 0, k = op->k;
+  int64_t at = 0, k = op->k, step = apart * k;
   for (int r = 0; r < rows; r++)
     for (int c = 0; c < columns; c++) sums[r][c] = _mm256_setzero_ps();
   for (; at + STEP * LANES <= k; at += STEP * LANES)
-    for (int i = 0; i < STEP; i++) {
-      int64_t from = at + i * LANES;
-      for (int c = 0; c < columns && fetch && i % 2 == 0; c++) _mm_prefetch(w + (columns + c) * k + from, _MM_HINT_T0);
-      add_products(x + from, w + from, k, LANES, rows, columns, sums);
+    for (int64_t i = at; i < at + STEP * LANES; i += LANES) {
+      for (int c = 0; c < columns && rows >= SEVERAL && row == 0; c++)
+        _mm_prefetch(w + c * step + i + AHEAD, _MM_HINT_T0);
+      add_products(x + i, w + i, k, step, LANES, rows, columns, sums);
     }
-  for (; at < k; at += LANES) add_products(x + at, w + at, k, k - at, rows, columns, sums);
+  for (; at < k; at += LANES) add_products(x + at, w + at, k, step, k - at, rows, columns, sums);
   for (int r = 0; r < rows; r++) {
-    float four[4];
-    _mm_storeu_ps(four, add_lanes(sums[r][0], sums[r][columns - 1]));
-    memcpy(op->y + (row + r) * op->n + n, four, (size_t)columns * sizeof(float));
+    float *y = op->y + (row + r) * op->n + n;
+    for (int c = 0; c < columns; c += 2) {
+      int next = c + 1 < columns ? c + 1 : c;
+      __m128 two = add_lanes(sums[r][c], sums[r][next]);
+      y[c * apart] = _mm_cvtss_f32(two);
+      y[next * apart] = _mm_cvtss_f32(_mm_movehdup_ps(two));
+    }
   }
 }
 
 /* Up to six rows times the columns first .. last - 1, as many at a time as the registers allow. */
 AVX2_INLINE void multiply_rows(const DenseMatMul *op, int64_t row, int64_t first, int64_t last, int rows, int columns) {
-  int64_t n = first;
-  for (; n + columns <= last && (row || rows == 1); n += columns) multiply_tile(op, row, n, rows, columns, 0);
-  for (; n + columns <= last; n += columns) multiply_tile(op, row, n, rows, columns, 1);
-  for (; n < last; n++) multiply_tile(op, row, n, rows, 1, 0);
+  int64_t apart = (last - first) / columns, n = first;
+  for (; n < first + apart; n++) multiply_tile(op, row, n, apart, rows, columns);
+  for (n = first + apart * columns; n < last; n++) multiply_tile(op, row, n, 0, rows, 1);
 }
 
 /* A tile of columns for all rows, small enough to stay in the second-level cache. */
 AVX2_CODE static void multiply_item(void *argument, size_t tile) {
   const DenseMatMul *op = argument;
   int64_t width = tile_width(op), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
-  for (int64_t row = 0; row < op->rows; row += ROWS)
-    switch (op->rows - row) {
-      case 1: multiply_rows(op, row, first, last, 1, 1); break;
-      case 2: multiply_rows(op, row, first, last, 2, 1); break;
-      case 3: multiply_rows(op, row, first, last, 3, 1); break;
-      case 4: multiply_rows(op, row, first, last, 4, 2); break;
+  for (int64_t row = 0, rows; row < op->rows; row += rows) {
+    rows = op->rows - row;
+    rows = rows <= ROWS ? rows : rows < 2 * ROWS ? (rows + 1) / 2 : ROWS;
+    switch (rows) {
+      case 1: multiply_rows(op, row, first, last, 1, 4); break;
+      case 2: multiply_rows(op, row, first, last, 2, 4); break;
+      case 3: multiply_rows(op, row, first, last, 3, 4); break;
+      case 4: multiply_rows(op, row, first, last, 4, 3); break;
       case 5: multiply_rows(op, row, first, last, 5, 2); break;
       default: multiply_rows(op, row, first, last, ROWS, 2);
     }
+  }
 }
 
 void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool) {

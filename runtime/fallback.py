@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from dsc.bundle_schema.dflash_config import Fallback
 
-# With less, a text whose first copies fail is decoded plainly until it repeats itself again. With the allowance it is 3 %
-# of an answer of 64 tokens.
+# With less, a text whose first copies fail is decoded plainly until it repeats itself again. With the allowance it is
+# 3 % of an answer of 64 tokens.
 LOOKUP_START = 1.5
 _LARGEST_STAKE = 0.5
 _MODEL_START = 5.0
