@@ -18,6 +18,8 @@ SHORT_LAG = 16
 # Tokens to come that an investment may count on, where the request allows more: end tokens come before most limits.
 # Texts that have grown longer than this are expected to double.
 TYPICAL_TOKENS = 256
+# Of them that the reader will have a part in: lookups and plain rounds give the others.
+OWN_SHARE = 0.5
 
 
 class Lane:
@@ -94,7 +96,7 @@ class Lane:
         if not starts:
             self._kind = kind
             return Offer(self.index, limit, self._expect(kind), self._table, self.proposer.sizes_blocks)
-        to_come = min(room + 1, max(TYPICAL_TOKENS, generated))
+        to_come = OWN_SHARE * min(room + 1, max(TYPICAL_TOKENS, generated))
         offers = [(self._offer_from(start, tokens, limit, to_come), start) for start in starts]
         offer, self.start = offers[0]
         if self.account is not None:
@@ -107,7 +109,7 @@ class Lane:
         self._kind = self.proposer.kind_from(self.start)
         return offer
 
-    def _offer_from(self, start: int, tokens: Sequence[int], limit: int, to_come: int) -> Offer:
+    def _offer_from(self, start: int, tokens: Sequence[int], limit: int, to_come: float) -> Offer:
         """What it can do if it has read from `start` on; reading more than a little must pay in `to_come` tokens."""
         costs, rounds = self._costs_from(start)
         table: Sequence[float] = rounds
@@ -168,7 +170,7 @@ class Lane:
 
 
 def _with_reading(
-    table: Sequence[float], reading: float, given: Iterable[float], tokens_to_come: int
+    table: Sequence[float], reading: float, given: Iterable[float], tokens_to_come: float
 ) -> Sequence[float]:
     """The costs of rounds with the share of `reading` steps that each has to earn: all of it, or where it is an
     investment in `tokens_to_come`, that of the tokens which the round is expected to give.

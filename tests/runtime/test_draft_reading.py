@@ -138,7 +138,7 @@ def test_a_late_draft_goes_back_to_the_beginning_when_its_guesses_are_poor_and_i
     tokens = [0] * 150
     starts = []
     for _ in range(40):
-        offer = made.offer(tokens, 2000, LATE_AFTER, 1.0)
+        offer = made.offer(tokens, 2000, 1000, 1.0)
         if isinstance(offer, Offer) and best_window(offer)[0]:
             drafted = len(made.draft(tokens, best_window(offer)[0]))
             starts.append(made.start)
