@@ -18,14 +18,16 @@ PASSES = 12
 
 
 def read_bandwidth(threads: int, n_bytes: int) -> float:
-    """Bytes a second that `threads` threads read together; a dot product reads and does little else."""
-    parts = np.array_split(np.ones(n_bytes // 4, np.float32), threads)
+    """Bytes a second that `threads` threads read together; a dot product reads and does little else. That of two arrays
+    reads two places at once, which memory delivers faster than one.
+    """
+    parts = np.ones((threads, 2, n_bytes // 8 // threads), np.float32)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(PASSES):
             start = perf_counter()
-            list(pool.map(lambda part: float(np.dot(part, part)), parts))
-            best = max(best, n_bytes / (perf_counter() - start))
+            list(pool.map(lambda part: float(np.dot(*part)), parts))
+            best = max(best, parts.nbytes / (perf_counter() - start))
     return best
 
 
