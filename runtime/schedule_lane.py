@@ -19,7 +19,7 @@ SHORT_LAG = 16
 # Texts that have grown longer than this are expected to double.
 TYPICAL_TOKENS = 256
 # Of them that the reader will have a part in: lookups and plain rounds give the others.
-OWN_SHARE = 0.5
+OWN_SHARE = 1 / 3
 
 
 class Lane:
