@@ -96,7 +96,8 @@ def test_a_forced_cool_down_does_not_spoil_the_draft(tmp_path):
     path = toy_bundle(tmp_path / "toy.dsmodel", TARGET, -TARGET, max_length=512)
     result = load(path, verify="never").generate(PROMPT, 400)
     assert list(result.ids) == greedy_reference(TARGET, PROMPT, 400)
-    assert sum(result.stats.fallbacks[reason] for reason in ("cool-down", "reading not covered")) > 300
+    put_aside = ("cool-down", "reading not covered", "reading does not pay")
+    assert sum(result.stats.fallbacks[reason] for reason in put_aside) > 300
     assert result.stats.fallbacks["cool-down"] > 0
     assert result.stats.proposed > 0
 
