@@ -18,7 +18,7 @@ RowWatcher = Callable[[NDArray[np.float32]], None]
 LATE = "late"
 # Of drafts that would have held. SmolLM2-135M's int4 weights for its fp32 ones: 0.62 on edits and summaries to 0.77 on
 # quotations; the lower end, as a late start stakes its reading.
-LATE_SHARE = 0.6
+_LATE_SHARE = 0.6
 
 _LENGTHS = ((16, "16+"), (8, "8-15"), (4, "4-7"))
 
@@ -246,4 +246,4 @@ class ModelProposer(DraftReading):
 def model_prior(prior: tuple[float, float], kind: str) -> tuple[float, float]:
     """Acceptance to expect of a draft model with this `prior` where it has read the whole text."""
     first, later = prior
-    return (LATE_SHARE * first, LATE_SHARE * later) if kind == LATE else prior
+    return (_LATE_SHARE * first, _LATE_SHARE * later) if kind == LATE else prior
