@@ -4,51 +4,23 @@
  * pairs.  Eight lanes add scale * (integer dot product) group after group, a fixed tree adds the lanes, and the
  * remainder's two lanes (even blocks, odd blocks) come last.  The integer dot products are exact.
  */
-#include "dspark_cpu.h"
+#include "dspark_matmul.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <immintrin.h>
-
-enum { LANES = 8, PAIR = 2 * BLOCK, PAIRS = 4, ROW_TILE = 5, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15, LINE = 64, AHEAD = 4096 };
-
-/* Activations in int8, and what every unit (a whole group of one weight row, or one remaining pair of blocks of four
- * weight rows) multiplies its lanes by.  4 bits: the elements of a pair of blocks are parted into 32 even and 32 odd
- * ones, as the nibbles of the weights are. */
-typedef struct {
-  int64_t whole, remaining; /* groups, pairs */
-  int64_t stride;           /* lanes of a row */
-  int8_t *values;           /* [rows, pairs * 64] */
-  float *scales;            /* [rows, stride] */
-  float *sums;              /* [rows, stride]: of the unquantised values, for the block minima */
-  int32_t *offsets;         /* [rows, stride]: 8 * (sum of the quantised values) */
-  void *memory;
-} Activations;
-
-typedef struct {
-  const BlockMatMul *op;
-  Activations in;
-  int64_t blocks, pairs; /* of a row */
-} Job;
+enum { FEW = 3, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15, AHEAD = 4096 };
 
 /* Writes what the lanes of a block need: one lane of a whole group, or four of a remaining pair. */
 static void store_factors(const Job *job, int64_t row, int64_t block, float scale, float sum, int32_t total) {
   const Activations *in = &job->in;
-  int four = job->op->bits == 4, odd = (int)(block & 1), inner = (int)(block % LANES);
-  int64_t group = block / LANES, at = row * in->stride + group * LANES;
-  int lane = four ? odd * 4 + (inner >> 1) : inner, step = 0, copies = 1;
-  if (group == in->whole) {
-    at += inner / 2 * LANES;
-    lane = four ? odd * 4 : odd;
-    step = four ? 1 : 2;
-    copies = 4;
-  }
-  for (int i = 0; i < copies; i++) {
-    in->scales[at + lane + i * step] = scale;
-    in->sums[at + lane + i * step] = sum;
-    in->offsets[at + lane + i * step] = 8 * total;
+  int64_t at = row * in->stride + factor_lane(job, block, job->op->bits);
+  int copies = block / LANES < in->whole ? 1 : PAIRS, step = job->op->bits == 4 ? 1 : 2;
+  for (int i = 0; i < copies; i++, at += step) {
+    in->scales[at] = scale;
+    in->sums[at] = sum;
+    in->offsets[at] = 8 * total;
   }
 }
 
@@ -151,7 +123,7 @@ AVX2_INLINE void dots4(const Job *job, Unit u, int rows, __m256i *dots) {
  * w's sign: at most 2 * 128 * 127 = 32512 in an int16 lane. */
 AVX2_INLINE void dots8(const Job *job, Unit u, int rows, __m256i *dots) {
   const __m256i centre = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
-  __m256i h[ROW_TILE][PAIRS];
+  __m256i h[FEW][PAIRS];
   for (int p = 0; p < PAIRS; p++) {
     const uint8_t *w = job->op->weight + u.block[p] * BLOCK;
     __m256i b[2] = {_mm256_loadu_si256((const __m256i *)w),
@@ -199,7 +171,7 @@ AVX2_INLINE void fetch_ahead(const BlockMatMul *op, Unit u, int bits) {
 /* Adds a unit to the lanes of `rows` rows. */
 AVX2_INLINE void add_unit(const Job *job, Unit u, int rows, int bits, __m256 *lanes) {
   const Activations *in = &job->in;
-  __m256i dots[ROW_TILE];
+  __m256i dots[FEW];
   if (bits == 4)
     dots4(job, u, rows, dots);
   else
@@ -225,57 +197,54 @@ AVX2_INLINE __m128 add_lanes(const __m256 *lanes, int64_t step, __m256 rest, int
   return _mm_add_ps(sum, bits == 4 ? _mm_add_ps(low, high) : _mm_movelh_ps(low, high));
 }
 
-/* The results of `rows` rows by `columns` of four columns; a missing column is the last one again, not stored. */
-AVX2_INLINE void multiply_tile(const Job *job, int64_t row, int64_t n, int rows, int columns, int bits) {
+/* The results of all rows, a few, by `columns` of four columns; a missing column is the last one again, not stored. */
+AVX2_INLINE void multiply_tile(const Job *job, int64_t n, int rows, int columns, int bits) {
   const Activations *in = &job->in;
-  const int8_t *values = in->values + row * job->pairs * PAIR;
-  int64_t step = job->pairs * PAIR, lane = row * in->stride, start[PAIRS];
-  __m256 lanes[PAIRS][ROW_TILE], rest[ROW_TILE];
+  int64_t step = job->pairs * PAIR, start[PAIRS];
+  __m256 lanes[PAIRS][FEW], rest[FEW];
   for (int c = 0; c < PAIRS; c++) start[c] = (n + (c < columns ? c : columns - 1)) * job->blocks;
   for (int r = 0; r < rows; r++) rest[r] = _mm256_setzero_ps();
   for (int c = 0; c < PAIRS; c++) {
     for (int r = 0; r < rows; r++) lanes[c][r] = _mm256_setzero_ps();
     for (int64_t g = 0; g < in->whole; g++) {
       int64_t b = start[c] + g * LANES;
-      Unit u = {1, {b, b + 2, b + 4, b + 6}, 0, values + g * PAIRS * PAIR, step, lane + g * LANES};
-      if (row == 0) fetch_ahead(job->op, u, bits);
+      Unit u = {1, {b, b + 2, b + 4, b + 6}, 0, in->values + g * PAIRS * PAIR, step, g * LANES};
+      fetch_ahead(job->op, u, bits);
       add_unit(job, u, rows, bits, lanes[c]);
     }
   }
   for (int64_t p = 0; p < in->remaining; p++) {
     int64_t b = in->whole * LANES + 2 * p;
     Unit u = {0, {start[0] + b, start[1] + b, start[2] + b, start[3] + b}, b + 1 == job->blocks,
-              values + b / 2 * PAIR, step, lane + (in->whole + p) * LANES};
+              in->values + b / 2 * PAIR, step, (in->whole + p) * LANES};
     add_unit(job, u, rows, bits, rest);
   }
   for (int r = 0; r < rows; r++) {
-    float four[PAIRS], *y = job->op->y + (row + r) * job->op->n + n;
-    __m128 sum = add_lanes(&lanes[0][r], ROW_TILE, rest[r], bits);
+    float four[PAIRS], *y = job->op->y + r * job->op->n + n;
+    __m128 sum = add_lanes(&lanes[0][r], FEW, rest[r], bits);
     _mm_storeu_ps(columns == PAIRS ? y : four, sum);
     for (int c = 0; c < columns && columns < PAIRS; c++) y[c] = four[c];
   }
 }
 
-AVX2_INLINE void multiply_rows(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits) {
+AVX2_INLINE void multiply_columns(const Job *job, int64_t first, int64_t last, int rows, int bits) {
   for (int64_t n = first; n < last; n += PAIRS)
-    multiply_tile(job, row, n, rows, (int)(last - n < PAIRS ? last - n : PAIRS), bits);
+    multiply_tile(job, n, rows, (int)(last - n < PAIRS ? last - n : PAIRS), bits);
 }
 
-AVX2_INLINE void multiply_bits(const Job *job, int64_t row, int64_t first, int64_t last, int rows, int bits) {
-  switch (rows) {
-    case 1: multiply_rows(job, row, first, last, 1, bits); break;
-    case 2: multiply_rows(job, row, first, last, 2, bits); break;
-    case 3: multiply_rows(job, row, first, last, 3, bits); break;
-    case 4: multiply_rows(job, row, first, last, 4, bits); break;
-    default: multiply_rows(job, row, first, last, ROW_TILE, 4);
+AVX2_INLINE void multiply_bits(const Job *job, int64_t first, int64_t last, int bits) {
+  switch (job->op->rows) {
+    case 1: multiply_columns(job, first, last, 1, bits); break;
+    case 2: multiply_columns(job, first, last, 2, bits); break;
+    default: multiply_columns(job, first, last, FEW, bits);
   }
 }
 
-AVX2_CODE static void multiply(const Job *job, int64_t row, int64_t first, int64_t last, int rows) {
+AVX2_CODE static void multiply_few(const Job *job, int64_t first, int64_t last) {
   if (job->op->bits == 4)
-    multiply_bits(job, row, first, last, rows, 4);
+    multiply_bits(job, first, last, 4);
   else
-    multiply_bits(job, row, first, last, rows, 8);
+    multiply_bits(job, first, last, 8);
 }
 
 static void quantise_item(void *argument, size_t row) {
@@ -286,11 +255,10 @@ static void multiply_item(void *argument, size_t tile) {
   const Job *job = argument;
   int64_t first = (int64_t)tile * COLUMN_TILE, last = first + COLUMN_TILE;
   if (last > job->op->n) last = job->op->n;
-  int64_t most = job->op->bits == 4 ? ROW_TILE : ROW_TILE - 1; /* as the registers allow */
-  for (int64_t row = 0; row < job->op->rows; row += most) {
-    int rows = (int)(job->op->rows - row < most ? job->op->rows - row : most);
-    multiply(job, row, first, last, rows);
-  }
+  if (job->op->rows <= FEW)
+    multiply_few(job, first, last);
+  else
+    dspark_block_rows(job, first, last);
 }
 
 static int reserve(Job *job) {
