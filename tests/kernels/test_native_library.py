@@ -68,8 +68,9 @@ def test_random_shapes_touch_no_foreign_memory(tmp_path):
         pytest.skip("no C compiler with sanitizers")
     kernels = ROOT / "kernels"
     command = [compiler, "-O1", "-g", "-std=gnu11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    command += [f"-I{kernels}", ROOT / "tests/support/native_fuzz.c", kernels / "dspark_matmul.c"]
-    subprocess.run([*command, kernels / "dspark_attention.c", "-lm", "-o", tmp_path / "fuzz"], check=True)
+    command += [f"-I{kernels}", ROOT / "tests/support/native_fuzz.c"]
+    sources = [kernels / f"dspark_{name}.c" for name in ("matmul", "matmul_rows", "attention")]
+    subprocess.run([*command, *sources, "-lm", "-o", tmp_path / "fuzz"], check=True)
     subprocess.run([tmp_path / "fuzz", "400"], check=True)
 
 

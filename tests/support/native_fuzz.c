@@ -21,7 +21,7 @@ static float *floats(int64_t count) {
 }
 
 static int multiply(void) {
-  int64_t rows = between(0, 17), groups = between(1, 20), n = between(1, 70), bits = 4 * between(1, 2);
+  int64_t rows = between(0, 40), groups = between(1, 70), n = between(1, 70), bits = 4 * between(1, 2);
   int64_t bytes = n * groups * 4 * bits;
   uint8_t *weight = malloc((size_t)bytes);
   for (int64_t i = 0; i < bytes; i++) weight[i] = (uint8_t)rand();
