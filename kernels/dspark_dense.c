@@ -63,7 +63,8 @@ AVX2_INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, in
     for (int c = 0; c < columns; c++) sums[r][c] = _mm256_setzero_ps();
   for (; at + STEP * LANES <= k; at += STEP * LANES)
     for (int64_t i = at; i < at + STEP * LANES; i += LANES) {
-      for (int c = 0; c < columns && rows >= SEVERAL && row == 0; c++)
+      /* The first rows wait for memory when they are several, later ones for a cache when they are few. */
+      for (int c = 0; c < columns && (rows >= SEVERAL) == (row == 0); c++)
         _mm_prefetch(w + c * step + i + AHEAD, _MM_HINT_T0);
       add_products(x + i, w + i, k, step, LANES, rows, columns, sums);
     }
