@@ -1,4 +1,4 @@
-/* Several rows times a block-quantised weight: a lane belongs to a column, so that a row's sums need no shuffling.
+/* Many rows times a block-quantised weight: a lane belongs to a column, so that a row's sums need no shuffling.
  *
  * Sixteen columns are read once, put in order, and met by every row.  A result is added up in the order described in
  * dspark_matmul.c: what are eight lanes there, and two of the remainder, are ten vectors here.
@@ -195,7 +195,7 @@ AVX2_INLINE void add_rows(const Job *job, const Part *part, int64_t row, int row
   }
 }
 
-/* One tile of a row: the eight lanes by the tree of the one-row kernel, then the remainder. */
+/* One tile of a row: the eight lanes by the tree that serves few rows too, then the remainder. */
 AVX2_INLINE __m256 add_sets(Sums s, int t, int bits) {
   __m256 lane[LANES];
   for (int i = 0; i < LANES; i++) lane[i] = bits == 4 ? s[i % 4 * 2 + i / 4][t] : s[i][t];
