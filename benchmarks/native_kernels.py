@@ -24,6 +24,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from dsc.kernels import native
+from dsc.kernels.interleave import interleave_codes, interleave_factors
 
 MATMULS = ((576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152))  # qkv, o, gate and up, down, head
 ROWS = (1, 2, 4, 5, 8, 16, 512)
@@ -87,12 +88,13 @@ def matmul_cases(
             "s": rng.uniform(0.01, 0.1, (n, k // 32)).astype(np.float32),
         }
         shared = {"bits": bits, "K": k, "N": n}
-        own_node = helper.make_node("BlockMatMul", ["x", "q", "s"], ["y"], domain="ai.dspark", block=32, **shared)
+        own_node = helper.make_node("InterleavedMatMul", ["x", "q", "s"], ["y"], domain="ai.dspark", block=32, **shared)
+        tiles = {"q": interleave_codes(weights["q"]), "s": interleave_factors(weights["s"])}
         ort_node = helper.make_node(
             "MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", block_size=32, accuracy_level=4, **shared
         )
         example = {"x": np.zeros((1, k), np.float32)}
-        own = session_of(model_of(own_node, example, weights), threads, library)
+        own = session_of(model_of(own_node, example, tiles), threads, library)
         other = session_of(model_of(ort_node, example, weights), threads, None)
         for rows in ROWS:
             if rows * n > 2**22:

@@ -28,6 +28,7 @@ from dsc.passes.pass_order import (
     NATIVE_BLOCK,
     carried_blocks,
     kernel_passes,
+    layout_passes,
     shared_passes,
     why_not_cuda_native,
     why_not_native,
@@ -92,7 +93,7 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
     notes = _notes_on_blocks(owner, exported, precision, carried)
     notes += _notes_on_unused(owner, exported, weights, precision, request.passes, carried)
     shared = exported.model.clone()
-    passes = _shared_passes(weights, precision, carried, request.passes)
+    passes = (*_shared_passes(weights, precision, carried, request.passes), *layout_passes(_kernel_sets(request)))
     reports = {owner: run_pipeline(shared, passes, _dumper(owner, request.passes))}
     positions = min(request.max_length or exported.info.max_length, exported.info.max_length) + MAX_WINDOW + 1
     graphs = []

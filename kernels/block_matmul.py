@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
-from dsc.kernels.function_text import parse_function
+from dsc.kernels.function_text import function_by_mins, parse_function
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -146,7 +146,4 @@ def function_body(has_mins: bool = False) -> ir.Function:
 
 def function_for(node: ir.Node) -> ir.Function:
     """The body that fits a node's inputs; nodes with and without minima differ in their overload."""
-    has_mins = len(node.inputs) > 3 and node.inputs[3] is not None
-    function = function_body(has_mins)
-    function.overload = "mins" if has_mins else "plain"
-    return function
+    return function_by_mins(node, function_body)

@@ -19,7 +19,7 @@ typedef struct {
 /* One node: the runtime's table and the node's attributes. */
 typedef struct {
   const OrtApi *api;
-  int64_t bits, k, n;    /* BlockMatMul */
+  int64_t bits, k, n;    /* an interleaved matrix */
   float scale, softcap;  /* VerifyAttention */
   int64_t window, heads, kv_heads;
 } Node;
@@ -75,48 +75,83 @@ static OrtStatus *keep_node(Node node, void **out) {
   return NULL;
 }
 
-/* ---- BlockMatMul ---- */
+/* ---- InterleavedMatMul, InterleavedGather: x or ids, then the blocks ---- */
 
-static OrtStatus *create_block_matmul(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
+static OrtStatus *create_interleaved(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
   (void)op;
   Node node = {.api = api};
   TRY(ort_attribute_int(api)(info, "bits", &node.bits));
   TRY(ort_attribute_int(api)(info, "K", &node.k));
   TRY(ort_attribute_int(api)(info, "N", &node.n));
-  REQUIRE(api, node.bits == 4 || node.bits == 8, "ai.dspark::BlockMatMul: bits must be 4 or 8");
-  REQUIRE(api, node.k > 0 && node.k % BLOCK == 0, "ai.dspark::BlockMatMul: K must be a positive multiple of 32");
-  REQUIRE(api, node.n > 0, "ai.dspark::BlockMatMul: N must be positive");
+  REQUIRE(api, node.bits == 4 || node.bits == 8, "ai.dspark: bits of an interleaved matrix must be 4 or 8");
+  REQUIRE(api, node.k > 0 && node.k % BLOCK == 0, "ai.dspark: K of an interleaved matrix must be a positive multiple of 32");
+  REQUIRE(api, node.n > 0, "ai.dspark: N of an interleaved matrix must be positive");
   return keep_node(node, out);
 }
 
-static OrtStatus *compute_block_matmul(void *kernel, OrtKernelContext *context) {
-  const Node *node = kernel;
+static OrtStatus *read_interleaved(const Node *node, OrtKernelContext *context, Interleaved *weight) {
   const OrtApi *api = node->api;
-  Tensor x, weight, scales, mins, y;
-  TRY(read_input(api, context, 0, &x));
-  TRY(read_input(api, context, 1, &weight));
+  Tensor codes, scales, mins;
+  TRY(read_input(api, context, 1, &codes));
   TRY(read_input(api, context, 2, &scales));
   TRY(read_input(api, context, 3, &mins));
-  int64_t blocks = node->n * (node->k / BLOCK);
-  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == node->k, "ai.dspark::BlockMatMul: x must end in K elements");
-  REQUIRE(api, elements(&weight) == blocks * BLOCK / 8 * node->bits,
-          "ai.dspark::BlockMatMul: qweight must be [N, K/32, 4*bits]");
-  REQUIRE(api, elements(&scales) == blocks, "ai.dspark::BlockMatMul: scales must be [N, K/32]");
-  REQUIRE(api, !mins.data || elements(&mins) == blocks, "ai.dspark::BlockMatMul: mins must be [N, K/32]");
-  y = x;
-  y.dims[y.rank - 1] = node->n;
-  TRY(make_output(api, context, 0, &y, &y.data));
-  BlockMatMul op = {.rows = elements(&x) / node->k, .k = node->k, .n = node->n, .bits = (int)node->bits,
-                    .x = x.data, .weight = weight.data, .scales = scales.data, .mins = mins.data, .y = y.data};
-  Pool pool = {run_on_runtime, api, context};
-  REQUIRE(api, dspark_block_matmul(&op, &pool) == 0, "ai.dspark::BlockMatMul: out of memory");
+  int64_t factors = (node->n + INTERLEAVE - 1) / INTERLEAVE * INTERLEAVE * (node->k / BLOCK);
+  REQUIRE(api, codes.rank == 5 && codes.dims[2] == node->bits && codes.dims[3] == INTERLEAVE &&
+                   elements(&codes) == factors * 4 * node->bits,
+          "ai.dspark: interleaved qweight must be [N/16, K/32, bits, 16, 4]");
+  REQUIRE(api, scales.rank == 3 && scales.dims[2] == INTERLEAVE && elements(&scales) == factors,
+          "ai.dspark: interleaved scales must be [N/16, K/32, 16]");
+  REQUIRE(api, !mins.data || (mins.rank == 3 && mins.dims[2] == INTERLEAVE && elements(&mins) == factors),
+          "ai.dspark: interleaved mins must be [N/16, K/32, 16]");
+  *weight = (Interleaved){node->k, node->n, (int)node->bits, codes.data, scales.data, mins.data};
   return NULL;
 }
 
-static const char *block_matmul_name(const OrtCustomOp *op) { (void)op; return "BlockMatMul"; }
-static size_t block_matmul_inputs(const OrtCustomOp *op) { (void)op; return 4; }
-static int block_matmul_type(const OrtCustomOp *op, size_t i) { (void)op; return i == 1 ? ORT_UINT8 : ORT_FLOAT; }
-static int block_matmul_kind(const OrtCustomOp *op, size_t i) { (void)op; return i == 3 ? ORT_OPTIONAL : ORT_REQUIRED; }
+static OrtStatus *compute_interleaved_matmul(void *kernel, OrtKernelContext *context) {
+  const Node *node = kernel;
+  const OrtApi *api = node->api;
+  Tensor x, y;
+  Interleaved weight;
+  TRY(read_input(api, context, 0, &x));
+  TRY(read_interleaved(node, context, &weight));
+  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == node->k, "ai.dspark::InterleavedMatMul: x must end in K elements");
+  y = x;
+  y.dims[y.rank - 1] = node->n;
+  TRY(make_output(api, context, 0, &y, &y.data));
+  InterleavedMatMul op = {.weight = weight, .rows = elements(&x) / node->k, .x = x.data, .y = y.data};
+  Pool pool = {run_on_runtime, api, context};
+  REQUIRE(api, dspark_interleaved_matmul(&op, &pool) == 0, "ai.dspark::InterleavedMatMul: out of memory");
+  return NULL;
+}
+
+static OrtStatus *compute_interleaved_gather(void *kernel, OrtKernelContext *context) {
+  const Node *node = kernel;
+  const OrtApi *api = node->api;
+  Tensor ids, y;
+  Interleaved weight;
+  TRY(read_input(api, context, 0, &ids));
+  TRY(read_interleaved(node, context, &weight));
+  REQUIRE(api, ids.rank < MAX_RANK, "ai.dspark::InterleavedGather: ids has too many dimensions");
+  InterleavedGather op = {.weight = weight, .rows = elements(&ids), .ids = ids.data};
+  for (int64_t i = 0; i < op.rows; i++)
+    REQUIRE(api, op.ids[i] >= 0 && op.ids[i] < node->n, "ai.dspark::InterleavedGather: an id is not within 0 .. N - 1");
+  y = ids;
+  y.dims[y.rank++] = node->k;
+  TRY(make_output(api, context, 0, &y, &y.data));
+  op.y = y.data;
+  Pool pool = {run_on_runtime, api, context};
+  dspark_interleaved_gather(&op, &pool);
+  return NULL;
+}
+
+static const char *interleaved_matmul_name(const OrtCustomOp *op) { (void)op; return "InterleavedMatMul"; }
+static const char *interleaved_gather_name(const OrtCustomOp *op) { (void)op; return "InterleavedGather"; }
+static size_t four(const OrtCustomOp *op) { (void)op; return 4; }
+static int interleaved_kind(const OrtCustomOp *op, size_t i) { (void)op; return i == 3 ? ORT_OPTIONAL : ORT_REQUIRED; }
+static int interleaved_matmul_type(const OrtCustomOp *op, size_t i) { (void)op; return i == 1 ? ORT_UINT8 : ORT_FLOAT; }
+static int interleaved_gather_type(const OrtCustomOp *op, size_t i) {
+  return i == 0 ? ORT_INT64 : interleaved_matmul_type(op, i);
+}
 
 /* ---- DenseMatMul ---- */
 
@@ -326,9 +361,12 @@ static int version_one(const OrtCustomOp *op) { (void)op; return 1; }
   .until_version = version_one
 
 static const OrtCustomOp operators[] = {
-    {SHARED, .name = block_matmul_name, .create_kernel_v2 = create_block_matmul, .compute_v2 = compute_block_matmul,
-     .input_type = block_matmul_type, .input_kind = block_matmul_kind, .input_count = block_matmul_inputs,
-     .output_count = one},
+    {SHARED, .name = interleaved_matmul_name, .create_kernel_v2 = create_interleaved,
+     .compute_v2 = compute_interleaved_matmul, .input_type = interleaved_matmul_type, .input_kind = interleaved_kind,
+     .input_count = four, .output_count = one},
+    {SHARED, .name = interleaved_gather_name, .create_kernel_v2 = create_interleaved,
+     .compute_v2 = compute_interleaved_gather, .input_type = interleaved_gather_type, .input_kind = interleaved_kind,
+     .input_count = four, .output_count = one},
     {SHARED, .name = dense_matmul_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_dense_matmul,
      .input_type = floats, .input_kind = required, .input_count = two, .output_count = one},
     {SHARED, .name = attention_name, .create_kernel_v2 = create_attention, .compute_v2 = compute_attention,
@@ -343,7 +381,7 @@ static const OrtCustomOp operators[] = {
 
 /* Whether the library can serve this processor; asked before it is registered. */
 /* Rises whenever an operator is added or its results change: see REVISION in native.py. */
-EXPORT int dspark_cpu_revision(void) { return 4; }
+EXPORT int dspark_cpu_revision(void) { return 5; }
 
 EXPORT int dspark_cpu_supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 

@@ -19,7 +19,7 @@
 #define AVX2_CODE __attribute__((target("avx2,fma")))
 #define AVX2_INLINE static inline __attribute__((always_inline, target("avx2,fma")))
 
-enum { BLOCK = 32, MAX_HEAD = 512 };
+enum { BLOCK = 32, INTERLEAVE = 16, MAX_HEAD = 512 };
 
 /* Runs `body(argument, i)` for every i < count, in any order, perhaps at once. */
 typedef struct Pool {
@@ -28,16 +28,30 @@ typedef struct Pool {
   const void *context;
 } Pool;
 
-/* y [rows, n] = x [rows, k] times the transposed block-quantised weight [n, k], plus the blocks' minima. */
+/* A block-quantised weight [n, k] by sixteen columns (rows of [n, k]): of a block four bytes of each column in turn. */
 typedef struct {
-  int64_t rows, k, n;
-  int bits; /* 4 or 8 */
+  int64_t k, n;
+  int bits;              /* 4 or 8 */
+  const uint8_t *codes;  /* [n / 16 rounded up, k / 32, bits, 16, 4] */
+  const float *scales;   /* [n / 16 rounded up, k / 32, 16] */
+  const float *mins;     /* likewise, or NULL */
+} Interleaved;
+
+/* y [rows, n] = x [rows, k] times the transposed weight, plus the blocks' minima. */
+typedef struct {
+  Interleaved weight;
+  int64_t rows;
   const float *x;
-  const uint8_t *weight; /* [n, k / 32, 4 * bits] */
-  const float *scales;   /* [n, k / 32] */
-  const float *mins;     /* [n, k / 32] or NULL */
   float *y;
-} BlockMatMul;
+} InterleavedMatMul;
+
+/* y [rows, k] = rows `ids` of the weight. */
+typedef struct {
+  Interleaved weight;
+  int64_t rows;
+  const int64_t *ids; /* each 0 .. n - 1 */
+  float *y;
+} InterleavedGather;
 
 /* y [rows, n] = x [rows, k] times the transposed float weight [n, k]. */
 typedef struct {
@@ -82,7 +96,8 @@ typedef struct {
 
 /* Return 0, or -1 when memory is short. */
 void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool);
-int dspark_block_matmul(const BlockMatMul *op, const Pool *pool);
+int dspark_interleaved_matmul(const InterleavedMatMul *op, const Pool *pool);
+void dspark_interleaved_gather(const InterleavedGather *op, const Pool *pool);
 int64_t dspark_first_row(const VerifyAttention *op, int64_t slot); /* counted through all sequences */
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);
 int dspark_qkv_attention(const QkvAttention *op, const Pool *pool);

@@ -1,28 +1,34 @@
 /* Block-quantised matrix product: 4- or 8-bit weights in blocks of 32 times activations quantised to int8 on the fly.
  *
- * Order of additions of one result, the same for every tiling: blocks come in whole groups of eight and a remainder of
- * pairs.  Eight lanes add scale * (integer dot product) group after group, a fixed tree adds the lanes, and the
- * remainder's two lanes (even blocks, odd blocks) come last.  The integer dot products are exact.
+ * The weight is stored by sixteen columns (kernels/interleave.py): of each block four bytes of every column in turn, so
+ * that a lane belongs to a column and a row's sums need no shuffling.  Order of additions of one result, the same for
+ * every number of rows: blocks come in whole groups of eight and a remainder.  Eight sums take scale * (integer dot
+ * product) group after group, a fixed tree adds the eight, and two of the remainder, of its even and of its odd blocks,
+ * come last.  The integer dot products are exact.
  */
-#include "dspark_matmul.h"
+#include "dspark_cpu.h"
 
+#include <immintrin.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { FEW = 3, COLUMN_TILE = 32, SERIAL_WORK = 1 << 15, AHEAD = 4096 };
+enum { LANES = 8, HALVES = 2, ROW_TILE = 6, SETS = LANES + 2, LINE = 64, ITEM = 2, SERIAL_WORK = 1 << 15 };
 
-/* Writes what the lanes of a block need: one lane of a whole group, or four of a remaining pair. */
-static void store_factors(const Job *job, int64_t row, int64_t block, float scale, float sum, int32_t total) {
-  const Activations *in = &job->in;
-  int64_t at = row * in->stride + factor_lane(job, block, job->op->bits);
-  int copies = block / LANES < in->whole ? 1 : PAIRS, step = job->op->bits == 4 ? 1 : 2;
-  for (int i = 0; i < copies; i++, at += step) {
-    in->scales[at] = scale;
-    in->sums[at] = sum;
-    in->offsets[at] = 8 * total;
-  }
-}
+/* Activations in int8 and the factors of their blocks.  4 bits: of every eight elements the four even ones come first,
+ * as the nibbles of four weight bytes are parted. */
+typedef struct {
+  int8_t *values;   /* [rows, k] */
+  float *scales;    /* [rows, blocks] */
+  float *sums;      /* [rows, blocks]: of the unquantised values, for the block minima */
+  int32_t *offsets; /* [rows, blocks]: 8 * (sum of the quantised values) */
+  void *memory;
+} Activations;
+
+typedef struct {
+  const InterleavedMatMul *op;
+  Activations in;
+  int64_t blocks, tiles; /* of a row; of sixteen columns */
+} Job;
 
 static float block_scale(float largest, float sum) {
   return sum == sum ? largest / 127.0f : sum; /* a NaN anywhere in the block stays one */
@@ -33,12 +39,12 @@ static float block_inverse(float largest) {
 }
 
 AVX2_CODE static void quantise_row(const Job *job, int64_t row) {
-  const float *x = job->op->x + row * job->op->k;
+  const float *x = job->op->x + row * job->op->weight.k;
   const __m256 sign = _mm256_set1_ps(-0.0f);
   const __m256i whole = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i parted = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-  for (int64_t block = 0; block < job->blocks; block++, x += BLOCK) {
-    int8_t *out = job->in.values + (row * job->pairs + block / 2) * PAIR;
+  const __m256i parted = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+  int64_t at = row * job->blocks;
+  for (int64_t block = 0; block < job->blocks; block++, at++, x += BLOCK) {
     __m256 v[4], large = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
     __m256i q[4];
     for (int i = 0; i < 4; i++) {
@@ -59,234 +65,185 @@ AVX2_CODE static void quantise_row(const Job *job, int64_t row) {
     count = _mm_add_epi32(count, _mm_unpackhi_epi64(count, count));
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, whole);
-    if (job->op->bits == 4) {
-      bytes = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(bytes, parted), 0xd8);
-      _mm_storeu_si128((__m128i *)(out + block % 2 * 16), _mm256_castsi256_si128(bytes));
-      _mm_storeu_si128((__m128i *)(out + block % 2 * 16 + BLOCK), _mm256_extracti128_si256(bytes, 1));
-    } else {
-      _mm256_storeu_si256((__m256i *)(out + block % 2 * BLOCK), bytes);
+    if (job->op->weight.bits == 4) bytes = _mm256_shuffle_epi8(bytes, parted);
+    _mm256_storeu_si256((__m256i *)(job->in.values + at * BLOCK), bytes);
+    job->in.scales[at] = block_scale(largest, total);
+    job->in.sums[at] = total;
+    job->in.offsets[at] = 8 * (_mm_cvtsi128_si32(count) + _mm_extract_epi32(count, 1));
+  }
+}
+
+/* The sums of a row: of the blocks 0, 8, 16 .., of 1, 9, 17 .., and last of the remaining even and odd ones. */
+typedef __m256 Sums[SETS][HALVES];
+
+AVX2_INLINE __m256i broadcast(const int8_t *four) {
+  return _mm256_castps_si256(_mm256_broadcast_ss((const float *)four));
+}
+
+/* Keeps a sum where it is: the compiler would first form all products, more than there are registers. */
+#define KEEP(sum) __asm__ volatile("" : "+x"(sum))
+
+/* Four elements of each column, signed bytes or nibbles: of nibbles the even ones and the odd ones in turn. */
+AVX2_INLINE __m256i elements(const uint8_t *block, int i, int h, int bits) {
+  const __m256i *quads = (const __m256i *)block;
+  if (bits == 8) return _mm256_xor_si256(_mm256_loadu_si256(quads + i * HALVES + h), _mm256_set1_epi8(-128));
+  __m256i both = _mm256_loadu_si256(quads + i / 2 * HALVES + h);
+  return _mm256_and_si256(i % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+}
+
+/* dots[r] = a block's dot products.  Nibbles: unsigned, at most 16 * 15 * 127 = 30480 in an int16 lane.  Bytes:
+ * |w| <= 128 unsigned times the activation under w's sign, at most 2 * 128 * 127 = 32512 in an int16 lane. */
+AVX2_INLINE void multiply_block(const uint8_t *block, const int8_t *const *q, int rows, int bits,
+                                __m256i (*dots)[HALVES]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    __m256i w[HALVES], size[HALVES];
+    for (int h = 0; h < HALVES; h++) {
+      w[h] = elements(block, i, h, bits);
+      size[h] = bits == 8 ? _mm256_abs_epi8(w[h]) : w[h];
     }
-    store_factors(job, row, block, block_scale(largest, total), total,
-                  _mm_cvtsi128_si32(count) + _mm_extract_epi32(count, 1));
-  }
-}
-
-/* Four pairs of blocks: a whole group of one weight row, or the same remaining pair of four rows. */
-typedef struct {
-  int whole;             /* known at compile time */
-  int64_t block[PAIRS];  /* first block of each pair, counted over the whole weight */
-  int half;              /* the pairs have no second block */
-  const int8_t *values;
-  int64_t step;          /* bytes from row to row */
-  int64_t lane;          /* of the first row's factors */
-} Unit;
-
-/* 16 * count bytes, zeros after them. */
-AVX2_INLINE __m256i load_bytes(const uint8_t *from, int count) {
-  __m256i index = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-  return _mm256_maskload_epi32((const int *)from, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), index));
-}
-
-/* Adds 64-bit halves of two vectors of int16 sums: [a0 a1 | a2 a3], [b0 b1 | b2 b3] -> [a0+a1 b0+b1 | a2+a3 b2+b3]. */
-AVX2_INLINE __m256i join64(__m256i a, __m256i b) {
-  return _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-}
-
-AVX2_INLINE __m256i join32(__m256i a, __m256i b) {
-  __m256 x = _mm256_castsi256_ps(a), y = _mm256_castsi256_ps(b);
-  return _mm256_add_epi16(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
-                          _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
-}
-
-/* dots[r] = dot products of unsigned nibbles, lanes: even blocks of the four pairs, then odd blocks.
- * At most 16 * 15 * 127 = 30480 in an int16 lane. */
-AVX2_INLINE void dots4(const Job *job, Unit u, int rows, __m256i *dots) {
-  const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  __m256i even[PAIRS], odd[PAIRS], v[PAIRS];
-  for (int p = 0; p < PAIRS; p++) {
-    const uint8_t *w = job->op->weight + u.block[p] * 16;
-    __m256i both = u.whole ? _mm256_loadu_si256((const __m256i *)w) : load_bytes(w, 2 - u.half);
-    even[p] = _mm256_and_si256(both, mask);
-    odd[p] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-  }
-  for (int r = 0; r < rows; r++) {
-    for (int p = 0; p < PAIRS; p++) {
-      const __m256i *q = (const __m256i *)(u.values + r * u.step + (u.whole ? p * PAIR : 0));
-      v[p] = _mm256_add_epi16(_mm256_maddubs_epi16(even[p], _mm256_loadu_si256(q)),
-                              _mm256_maddubs_epi16(odd[p], _mm256_loadu_si256(q + 1)));
-    }
-    dots[r] = _mm256_madd_epi16(join32(join64(v[0], v[1]), join64(v[2], v[3])), ones);
-  }
-}
-
-/* dots[r] = dot products of signed bytes, lanes: block after block.  |w| <= 128 unsigned times the activation under
- * w's sign: at most 2 * 128 * 127 = 32512 in an int16 lane. */
-AVX2_INLINE void dots8(const Job *job, Unit u, int rows, __m256i *dots) {
-  const __m256i centre = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
-  __m256i h[FEW][PAIRS];
-  for (int p = 0; p < PAIRS; p++) {
-    const uint8_t *w = job->op->weight + u.block[p] * BLOCK;
-    __m256i b[2] = {_mm256_loadu_si256((const __m256i *)w),
-                    u.whole ? _mm256_loadu_si256((const __m256i *)(w + BLOCK)) : load_bytes(w + BLOCK, 2 - 2 * u.half)};
-    for (int i = 0; i < 2; i++) b[i] = _mm256_xor_si256(b[i], centre);
     for (int r = 0; r < rows; r++) {
-      const __m256i *q = (const __m256i *)(u.values + r * u.step + (u.whole ? p * PAIR : 0));
-      __m256i t[2];
-      for (int i = 0; i < 2; i++) {
-        __m256i a = _mm256_sign_epi8(_mm256_loadu_si256(q + i), b[i]);
-        t[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(b[i]), a), ones);
+      __m256i x = broadcast(q[r] + i * 4);
+      for (int h = 0; h < HALVES; h++) {
+        __m256i dot = _mm256_maddubs_epi16(size[h], bits == 8 ? _mm256_sign_epi8(x, w[h]) : x);
+        if (bits == 8) dot = _mm256_madd_epi16(dot, ones);
+        if (i) dot = bits == 8 ? _mm256_add_epi32(dots[r][h], dot) : _mm256_add_epi16(dots[r][h], dot);
+        dots[r][h] = dot;
+        KEEP(dots[r][h]);
       }
-      h[r][p] = _mm256_hadd_epi32(t[0], t[1]);
     }
   }
-  for (int r = 0; r < rows; r++) {
-    __m256i low = _mm256_hadd_epi32(h[r][0], h[r][1]), high = _mm256_hadd_epi32(h[r][2], h[r][3]);
-    dots[r] = _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
-  }
+  for (int r = 0; r < rows && bits == 4; r++)
+    for (int h = 0; h < HALVES; h++) dots[r][h] = _mm256_madd_epi16(dots[r][h], ones);
 }
 
-/* Eight blocks' factors in lane order. */
-AVX2_INLINE __m256 load_factors(const float *factors, Unit u, int bits) {
-  const float *f[PAIRS];
-  for (int p = 0; p < PAIRS; p++) f[p] = factors + u.block[p];
-  __m256 all;
-  if (u.whole)
-    all = _mm256_loadu_ps(f[0]);
-  else if (u.half)
-    all = _mm256_setr_ps(*f[0], 0, *f[1], 0, *f[2], 0, *f[3], 0);
-  else
-    all = _mm256_setr_ps(f[0][0], f[0][1], f[1][0], f[1][1], f[2][0], f[2][1], f[3][0], f[3][1]);
-  return bits == 4 ? _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)) : all;
-}
-
-/* Fetches what lies some way behind a whole group: alone the processor fetches too late to keep memory busy. */
-AVX2_INLINE void fetch_ahead(const BlockMatMul *op, Unit u, int bits) {
-  int64_t blocks = AHEAD / (4 * bits);
-  for (int i = 0; i < LANES * 4 * bits; i += LINE)
-    _mm_prefetch(op->weight + (u.block[0] + blocks) * 4 * bits + i, _MM_HINT_T0);
-  _mm_prefetch(op->scales + u.block[0] + blocks, _MM_HINT_T0);
-  if (op->mins) _mm_prefetch(op->mins + u.block[0] + blocks, _MM_HINT_T0);
-}
-
-/* Adds a unit to the lanes of `rows` rows. */
-AVX2_INLINE void add_unit(const Job *job, Unit u, int rows, int bits, __m256 *lanes) {
+/* Adds a block of sixteen columns, counted over the whole weight, to the sums of `rows` rows. */
+AVX2_INLINE void add_block(const Job *job, int64_t at, int64_t block, int64_t set, int64_t row, int rows, int bits,
+                           int mins, Sums *sums) {
   const Activations *in = &job->in;
-  __m256i dots[FEW];
-  if (bits == 4)
-    dots4(job, u, rows, dots);
-  else
-    dots8(job, u, rows, dots);
-  __m256 scale = load_factors(job->op->scales, u, bits);
+  const InterleavedMatMul *op = job->op;
+  int64_t factor = row * job->blocks + block;
+  const int8_t *q[ROW_TILE];
+  __m256i dots[ROW_TILE][HALVES];
   for (int r = 0; r < rows; r++) {
-    int64_t at = u.lane + r * in->stride;
-    if (bits == 4) dots[r] = _mm256_sub_epi32(dots[r], _mm256_loadu_si256((const __m256i *)(in->offsets + at)));
-    __m256 factor = _mm256_mul_ps(scale, _mm256_loadu_ps(in->scales + at));
-    lanes[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), factor, lanes[r]);
+    q[r] = in->values + (factor + r * job->blocks) * BLOCK;
+    __asm__("" : "+r"(q[r])); /* one register a row, not an address for every four bytes */
   }
-  if (!job->op->mins) return;
-  __m256 least = load_factors(job->op->mins, u, bits);
+  multiply_block(op->weight.codes + at * INTERLEAVE * 4 * bits, q, rows, bits, dots);
+  for (int r = 0; r < rows; r++, factor += job->blocks) {
+    __m256 scale = _mm256_broadcast_ss(in->scales + factor), total = _mm256_broadcast_ss(in->sums + factor);
+    __m256i offset = _mm256_set1_epi32(in->offsets[factor]);
+    for (int h = 0; h < HALVES; h++) {
+      int64_t lane = (at * HALVES + h) * LANES;
+      __m256i dot = bits == 4 ? _mm256_sub_epi32(dots[r][h], offset) : dots[r][h];
+      __m256 both = _mm256_mul_ps(_mm256_loadu_ps(op->weight.scales + lane), scale);
+      __m256 sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), both, sums[r][set][h]);
+      sums[r][set][h] = mins ? _mm256_fmadd_ps(_mm256_loadu_ps(op->weight.mins + lane), total, sum) : sum;
+    }
+  }
+}
+
+/* Fetches the same block of the next sixteen columns: alone the processor fetches too late to keep memory busy. */
+AVX2_INLINE void fetch_next(const Job *job, int64_t at, int bits) {
+  const InterleavedMatMul *op = job->op;
+  int64_t next = (at + job->blocks) * INTERLEAVE;
+  for (int i = 0; i < INTERLEAVE * 4 * bits; i += LINE) _mm_prefetch(op->weight.codes + next * 4 * bits + i, _MM_HINT_T0);
+  _mm_prefetch(op->weight.scales + next, _MM_HINT_T0);
+  if (op->weight.mins) _mm_prefetch(op->weight.mins + next, _MM_HINT_T0);
+}
+
+/* One vector of a row's results: the eight sums by a tree, then the remainder. */
+AVX2_INLINE __m256 add_sets(Sums s, int h, int bits) {
+  __m256 lane[LANES];
+  for (int i = 0; i < LANES; i++) lane[i] = bits == 4 ? s[i % 4 * 2 + i / 4][h] : s[i][h];
+  __m256 low = _mm256_add_ps(_mm256_add_ps(lane[0], lane[1]), _mm256_add_ps(lane[2], lane[3]));
+  __m256 high = _mm256_add_ps(_mm256_add_ps(lane[4], lane[5]), _mm256_add_ps(lane[6], lane[7]));
+  return _mm256_add_ps(_mm256_add_ps(low, high), _mm256_add_ps(s[LANES][h], s[LANES + 1][h]));
+}
+
+AVX2_INLINE void store_row(const InterleavedMatMul *op, int64_t row, int64_t n, Sums sums, int bits) {
+  float all[INTERLEAVE], *y = op->y + row * op->weight.n + n;
+  int whole = n + INTERLEAVE <= op->weight.n;
+  for (int h = 0; h < HALVES; h++) _mm256_storeu_ps((whole ? y : all) + h * LANES, add_sets(sums, h, bits));
+  for (int c = 0; c < op->weight.n - n && !whole; c++) y[c] = all[c];
+}
+
+/* `rows` rows by sixteen columns. */
+AVX2_INLINE void multiply_tile(const Job *job, int64_t tile, int64_t row, int rows, int bits, int mins) {
+  Sums sums[ROW_TILE];
+  int64_t whole = job->blocks / LANES * LANES;
   for (int r = 0; r < rows; r++)
-    lanes[r] = _mm256_fmadd_ps(least, _mm256_loadu_ps(in->sums + u.lane + r * in->stride), lanes[r]);
-}
-
-AVX2_INLINE __m128 add_lanes(const __m256 *lanes, int64_t step, __m256 rest, int bits) {
-  __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(lanes[0], lanes[step]), _mm256_hadd_ps(lanes[2 * step], lanes[3 * step]));
-  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
-  __m256 pairs = _mm256_hadd_ps(rest, rest);
-  __m128 low = _mm256_castps256_ps128(bits == 4 ? rest : pairs), high = _mm256_extractf128_ps(bits == 4 ? rest : pairs, 1);
-  return _mm_add_ps(sum, bits == 4 ? _mm_add_ps(low, high) : _mm_movelh_ps(low, high));
-}
-
-/* The results of all rows, a few, by `columns` of four columns; a missing column is the last one again, not stored. */
-AVX2_INLINE void multiply_tile(const Job *job, int64_t n, int rows, int columns, int bits) {
-  const Activations *in = &job->in;
-  int64_t step = job->pairs * PAIR, start[PAIRS];
-  __m256 lanes[PAIRS][FEW], rest[FEW];
-  for (int c = 0; c < PAIRS; c++) start[c] = (n + (c < columns ? c : columns - 1)) * job->blocks;
-  for (int r = 0; r < rows; r++) rest[r] = _mm256_setzero_ps();
-  for (int c = 0; c < PAIRS; c++) {
-    for (int r = 0; r < rows; r++) lanes[c][r] = _mm256_setzero_ps();
-    for (int64_t g = 0; g < in->whole; g++) {
-      int64_t b = start[c] + g * LANES;
-      Unit u = {1, {b, b + 2, b + 4, b + 6}, 0, in->values + g * PAIRS * PAIR, step, g * LANES};
-      fetch_ahead(job->op, u, bits);
-      add_unit(job, u, rows, bits, lanes[c]);
-    }
+    for (int s = 0; s < SETS; s++)
+      for (int h = 0; h < HALVES; h++) sums[r][s][h] = _mm256_setzero_ps();
+  for (int64_t b = 0; b < job->blocks; b++) {
+    int64_t at = tile * job->blocks + b;
+    if (row == 0) fetch_next(job, at, bits);
+    add_block(job, at, b, b < whole ? b % LANES : LANES + b % 2, row, rows, bits, mins, sums);
   }
-  for (int64_t p = 0; p < in->remaining; p++) {
-    int64_t b = in->whole * LANES + 2 * p;
-    Unit u = {0, {start[0] + b, start[1] + b, start[2] + b, start[3] + b}, b + 1 == job->blocks,
-              in->values + b / 2 * PAIR, step, (in->whole + p) * LANES};
-    add_unit(job, u, rows, bits, rest);
-  }
-  for (int r = 0; r < rows; r++) {
-    float four[PAIRS], *y = job->op->y + r * job->op->n + n;
-    __m128 sum = add_lanes(&lanes[0][r], FEW, rest[r], bits);
-    _mm_storeu_ps(columns == PAIRS ? y : four, sum);
-    for (int c = 0; c < columns && columns < PAIRS; c++) y[c] = four[c];
-  }
+  for (int r = 0; r < rows; r++) store_row(job->op, row + r, tile * INTERLEAVE, sums[r], bits);
 }
 
-AVX2_INLINE void multiply_columns(const Job *job, int64_t first, int64_t last, int rows, int bits) {
-  for (int64_t n = first; n < last; n += PAIRS)
-    multiply_tile(job, n, rows, (int)(last - n < PAIRS ? last - n : PAIRS), bits);
-}
-
-AVX2_INLINE void multiply_bits(const Job *job, int64_t first, int64_t last, int bits) {
-  switch (job->op->rows) {
-    case 1: multiply_columns(job, first, last, 1, bits); break;
-    case 2: multiply_columns(job, first, last, 2, bits); break;
-    default: multiply_columns(job, first, last, FEW, bits);
-  }
-}
-
-AVX2_CODE static void multiply_few(const Job *job, int64_t first, int64_t last) {
-  if (job->op->bits == 4)
-    multiply_bits(job, first, last, 4);
+AVX2_INLINE void multiply_rows(const Job *job, int64_t tile, int64_t row, int rows, int bits) {
+  if (job->op->weight.mins)
+    multiply_tile(job, tile, row, rows, bits, 1);
   else
-    multiply_bits(job, first, last, 8);
+    multiply_tile(job, tile, row, rows, bits, 0);
 }
+
+/* All rows in groups of equal size, or nearly. */
+AVX2_INLINE void multiply_tiles(const Job *job, int64_t first, int64_t last, int bits) {
+  int64_t rows = job->op->rows, groups = (rows + ROW_TILE - 1) / ROW_TILE;
+  for (int64_t tile = first; tile < last; tile++)
+    for (int64_t g = 0; g < groups; g++) {
+      int64_t row = g * rows / groups;
+      switch ((g + 1) * rows / groups - row) {
+        case 1: multiply_rows(job, tile, row, 1, bits); break;
+        case 2: multiply_rows(job, tile, row, 2, bits); break;
+        case 3: multiply_rows(job, tile, row, 3, bits); break;
+        case 4: multiply_rows(job, tile, row, 4, bits); break;
+        case 5: multiply_rows(job, tile, row, 5, bits); break;
+        default: multiply_rows(job, tile, row, ROW_TILE, bits);
+      }
+    }
+}
+
+AVX2_CODE static void multiply4(const Job *job, int64_t first, int64_t last) { multiply_tiles(job, first, last, 4); }
+AVX2_CODE static void multiply8(const Job *job, int64_t first, int64_t last) { multiply_tiles(job, first, last, 8); }
 
 static void quantise_item(void *argument, size_t row) {
   quantise_row(argument, (int64_t)row);
 }
 
-static void multiply_item(void *argument, size_t tile) {
+static void multiply_item(void *argument, size_t item) {
   const Job *job = argument;
-  int64_t first = (int64_t)tile * COLUMN_TILE, last = first + COLUMN_TILE;
-  if (last > job->op->n) last = job->op->n;
-  if (job->op->rows <= FEW)
-    multiply_few(job, first, last);
-  else
-    dspark_block_rows(job, first, last);
+  int64_t first = (int64_t)item * ITEM, last = first + ITEM < job->tiles ? first + ITEM : job->tiles;
+  (job->op->weight.bits == 4 ? multiply4 : multiply8)(job, first, last);
 }
 
 static int reserve(Job *job) {
   Activations *in = &job->in;
-  job->blocks = job->op->k / BLOCK;
-  job->pairs = (job->blocks + 1) / 2;
-  in->whole = job->blocks / LANES;
-  in->remaining = job->pairs - in->whole * PAIRS;
-  in->stride = (in->whole + in->remaining) * LANES;
-  size_t lanes = (size_t)(job->op->rows * in->stride), bytes = (size_t)(job->op->rows * job->pairs * PAIR);
-  in->memory = calloc(1, bytes + lanes * 3 * sizeof(float)); /* a missing second block of a pair must be zero */
+  job->blocks = job->op->weight.k / BLOCK;
+  job->tiles = (job->op->weight.n + INTERLEAVE - 1) / INTERLEAVE;
+  size_t blocks = (size_t)(job->op->rows * job->blocks);
+  in->memory = malloc(blocks * (BLOCK + 3 * sizeof(float)));
   if (!in->memory) return -1;
   in->values = in->memory;
-  in->scales = (float *)(in->values + bytes);
-  in->sums = in->scales + lanes;
-  in->offsets = (int32_t *)(in->sums + lanes);
+  in->scales = (float *)(in->values + blocks * BLOCK);
+  in->sums = in->scales + blocks;
+  in->offsets = (int32_t *)(in->sums + blocks);
   return 0;
 }
 
-int dspark_block_matmul(const BlockMatMul *op, const Pool *pool) {
+int dspark_interleaved_matmul(const InterleavedMatMul *op, const Pool *pool) {
   Job job = {.op = op};
   if (op->rows == 0) return 0;
   if (reserve(&job)) return -1;
-  if (op->rows * op->k < SERIAL_WORK)
+  if (op->rows * op->weight.k < SERIAL_WORK)
     for (int64_t row = 0; row < op->rows; row++) quantise_item(&job, (size_t)row);
   else
     pool->run(pool, quantise_item, (size_t)op->rows, &job);
-  pool->run(pool, multiply_item, (size_t)((op->n + COLUMN_TILE - 1) / COLUMN_TILE), &job);
+  pool->run(pool, multiply_item, (size_t)((job.tiles + ITEM - 1) / ITEM), &job);
   free(job.in.memory);
   return 0;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,3 +27,11 @@ def parse_function(text: str, microsoft: bool = False) -> ir.Function:
         f'<domain: "{DOMAIN}", opset_import: [{imports}]>\n{text}'
     )
     return next(iter(model.functions.values()))
+
+
+def function_by_mins(node: ir.Node, body: Callable[[bool], ir.Function]) -> ir.Function:
+    """`body` with or without minima, whichever a node's fourth input asks for; their overloads differ."""
+    has_mins = len(node.inputs) > 3 and node.inputs[3] is not None
+    function = body(has_mins)
+    function.overload = "mins" if has_mins else "plain"
+    return function

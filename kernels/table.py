@@ -11,6 +11,8 @@ CONTRACTS: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul:BLOCK_MATMUL",
     "DenseMatMul": "dsc.kernels.dense_matmul:DENSE_MATMUL",
     "Experts": "dsc.kernels.experts:EXPERTS",
+    "InterleavedGather": "dsc.kernels.interleaved_gather:INTERLEAVED_GATHER",
+    "InterleavedMatMul": "dsc.kernels.interleaved_matmul:INTERLEAVED_MATMUL",
     "KvCommit": "dsc.kernels.kv_ops:KV_COMMIT",
     "KvRollback": "dsc.kernels.kv_ops:KV_ROLLBACK",
     "MarkovWalk": "dsc.kernels.markov_walk:MARKOV_WALK",

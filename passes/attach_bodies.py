@@ -16,6 +16,8 @@ BODIES: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul",
     "DenseMatMul": "dsc.kernels.dense_matmul",
     "Experts": "dsc.kernels.experts",
+    "InterleavedGather": "dsc.kernels.interleaved_gather",
+    "InterleavedMatMul": "dsc.kernels.interleaved_matmul",
     "QkvAttention": "dsc.kernels.qkv_attention",
     "SwiGlu": "dsc.kernels.swiglu",
     "KvCommit": "dsc.kernels.kv_ops",

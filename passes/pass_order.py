@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import onnx_ir as ir
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from dsc.bundle_schema.errors import RequestError
 from dsc.passes.base import GraphPass
 from dsc.passes.block_quantisation import BlockWeights
-from dsc.passes.graph_edit import DSPARK, attribute, is_op
+from dsc.passes.graph_edit import DSPARK, attribute, input_at, is_op
 from dsc.passes.pipeline import parse_pipeline
 from dsc.passes.quantize_embedding import QuantizeEmbeddingPass
 from dsc.passes.quantize_weights import QuantizeWeightsPass, head_weight
@@ -62,6 +62,14 @@ def shared_passes(
     )
 
 
+def layout_passes(kernel_sets: Collection[Kernels]) -> tuple[GraphPass, ...]:
+    """Passes after the shared ones: how quantised matrices lie in a bundle that is for all of these sets of kernels.
+
+    The native kernels read sixteen columns at once; the others put them apart again when a graph is opened.
+    """
+    return parse_pipeline("interleave-columns" if "native" in kernel_sets else "")
+
+
 def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions: int = 8192) -> tuple[GraphPass, ...]:
     """Passes that choose the operators of one set of kernels.
 
@@ -74,10 +82,10 @@ def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions
     rotary = f"fold_rotary={max_positions <= _LONGEST_ROTARY_TABLE},max_positions={max_positions}"
     attention = f"lower-attention{{{rotary}}}"
     operators = {
-        "ort": f"{attention},lower-block-matmul",
+        "ort": f"{attention},separate-columns,lower-block-matmul",
         "native": "fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul,pack-rows",
-        "cuda": f"{attention},lower-block-matmul,lengths-as-inputs,constant-shapes",
-        "cuda_native": "lower-block-matmul,constant-shapes",
+        "cuda": f"{attention},separate-columns,lower-block-matmul,lengths-as-inputs,constant-shapes",
+        "cuda_native": "separate-columns,lower-block-matmul,constant-shapes",
     }
     half = _HALVES.get(precision, "to-float16" if kernels.startswith("cuda") else "")
     return (
@@ -97,21 +105,23 @@ def default_pipeline(
     exclude: Sequence[str] = (),
     block: int = NATIVE_BLOCK,
 ) -> tuple[GraphPass, ...]:
-    """All passes for one set of kernels, as `shared_passes` and `kernel_passes` explain them."""
+    """All passes for one set of kernels, as `shared_passes`, `layout_passes` and `kernel_passes` explain them."""
     shared = shared_passes(
         precision, block_weights=block_weights, head_precision=head_precision, exclude=exclude, block=block
     )
-    return (*shared, *kernel_passes(kernels, precision, max_positions))
+    return (*shared, *layout_passes([kernels]), *kernel_passes(kernels, precision, max_positions))
 
 
 def why_not_native(model: ir.Model, precision: Precision) -> str:
-    """Why the native kernels cannot run the graph that the shared passes made; empty when they can."""
+    """Why the native kernels cannot run the graph that the shared and layout passes made; empty when they can."""
     pools = [value for value in model.graph.inputs if str(value.name).startswith(("k_pool.", "v_pool."))]
     if precision in _HALVES or any(pool.dtype not in (None, ir.DataType.FLOAT) for pool in pools):
         return "they compute in float32 only"
-    blocks = {attribute(node, "block", NATIVE_BLOCK) for node in model.graph if is_op(node, "BlockMatMul", DSPARK)}
-    others = sorted(blocks - {NATIVE_BLOCK})
-    return f"they take blocks of {NATIVE_BLOCK} weights only, got {others[0]}" if others else ""
+    by_rows = [node for node in model.graph if is_op(node, "BlockMatMul", DSPARK)]
+    if others := sorted({attribute(node, "block", NATIVE_BLOCK) for node in by_rows} - {NATIVE_BLOCK}):
+        return f"they take blocks of {NATIVE_BLOCK} weights only, got {others[0]}"
+    names = [value.name for value in (input_at(node, 1) for node in by_rows) if value is not None]
+    return f"they read interleaved matrices, and {names[0]} is read by something else as well" if names else ""
 
 
 def why_not_cuda_native(model: ir.Model) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,6 +26,9 @@ from dsc.passes.graph_edit import (
     replace_value,
     tensor_dims,
 )
+
+BY_BLOCK = ".by_block"
+"""Ends the name of factors [N, G, 1] that hold the bytes of factors [N, G]."""
 
 
 @dataclass(frozen=True)
@@ -70,26 +74,39 @@ class QuantizeEmbeddingPass(GraphPass):
 
 
 def _gather_blocks(node: ir.Node, table: ir.Value, qweight: ir.Value) -> None:
-    graph, ids, output = owner(node), node.inputs[1], node.outputs[0]
-    if ids is None or qweight.const_value is None:
-        raise ValueError(f"node {node.name!r} or {qweight.name!r} is incomplete")
+    graph, output = owner(node), node.outputs[0]
+    if qweight.const_value is None:
+        raise ValueError(f"{qweight.name!r} has no content")
     user = next(node for node, _ in qweight.uses() if is_op(node, "BlockMatMul", DSPARK))
-    block, bits, k = (attribute(user, name, 0) for name in ("block", "bits", "K"))
-    scales, mins = user.inputs[2], input_at(user, 3)
+    mins = input_at(user, 3)
     # The operator wants as many axes in the scales as in the data; the bytes are those of the head's scales.
-    scales3 = _with_unit_axis(graph, scales)
-    attributes = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 2}
-    rows = insert(
-        node, "GatherBlockQuantized", [qweight, ids, scales3], attributes, domain=MICROSOFT, dtype=output.dtype
-    ).outputs[0]
-    if mins is not None:
-        shifts = insert(node, "Gather", [_with_unit_axis(graph, mins), ids], {"axis": 0}, dtype=output.dtype)
-        rows = insert(node, "Add", [rows, shifts.outputs[0]], dtype=output.dtype).outputs[0]
-    flat = add_initializer(graph, f"embedding_width_{k}", np.array([0, 0, k]))
-    replace_value(output, insert(node, "Reshape", [rows, flat], dtype=output.dtype).outputs[0])
+    factors = [_with_unit_axis(graph, user.inputs[2]), None if mins is None else _with_unit_axis(graph, mins)]
+    replace_value(output, gather_blocks(node, user, node.inputs[1], [qweight, *factors]))
     remove_dead([node])
     if not table.uses():
         graph.initializers.pop(str(table.name))
+
+
+def gather_blocks(
+    anchor: ir.Node, product: ir.Node, ids: ir.Value | None, blocks: Sequence[ir.Value | None]
+) -> ir.Value:
+    """Rows `ids` [B, S] of a product's matrix as float32 [B, S, K], by nodes before `anchor`.
+
+    Args:
+        product: its attributes `bits`, `block` and `K` describe the matrix.
+        blocks: codes [N, G, P], scales [N, G, 1] and minima [N, G, 1] or None.
+    """
+    qweight, scales, mins = blocks
+    bits, block, k = (attribute(product, name, 0) for name in ("bits", "block", "K"))
+    dtype = anchor.outputs[0].dtype
+    attributes = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 2}
+    gather = insert(anchor, "GatherBlockQuantized", [qweight, ids, scales], attributes, domain=MICROSOFT, dtype=dtype)
+    rows = gather.outputs[0]
+    if mins is not None:
+        shifts = insert(anchor, "Gather", [mins, ids], {"axis": 0}, dtype=dtype)
+        rows = insert(anchor, "Add", [rows, shifts.outputs[0]], dtype=dtype).outputs[0]
+    flat = add_initializer(owner(anchor), f"embedding_width_{k}", np.array([0, 0, k]))
+    return insert(anchor, "Reshape", [rows, flat], dtype=dtype).outputs[0]
 
 
 def _with_unit_axis(graph: ir.Graph, value: ir.Value | None) -> ir.Value:
@@ -97,4 +114,4 @@ def _with_unit_axis(graph: ir.Graph, value: ir.Value | None) -> ir.Value:
     array = constant_array(value, max_elements=1 << 40)
     if value is None or array is None or value.const_value is None:
         raise ValueError("the blocks have no content")
-    return add_initializer(graph, f"{value.name}.by_block", array.reshape(*tensor_dims(value.const_value), 1))
+    return add_initializer(graph, f"{value.name}{BY_BLOCK}", array.reshape(*tensor_dims(value.const_value), 1))

@@ -108,7 +108,9 @@ def test_other_widths_are_rounded_as_asked():
     built = build_graphs("target", exported, asked.weights, asked)
     assert "2 matrices" in built.notes[0]
     widths = {
-        node.attributes["bits"].value for node in built.part.graphs[-1].model.graph if node.op_type == "BlockMatMul"
+        node.attributes["bits"].value
+        for node in built.part.graphs[-1].model.graph
+        if node.op_type == "InterleavedMatMul"
     }
     assert widths == {8}
 
@@ -152,10 +154,10 @@ def test_a_pass_that_breaks_the_graph_ends_the_compile_with_its_name(monkeypatch
 def test_a_users_pipeline_replaces_the_shared_passes():
     asked = request(weights={"precision": "int4"}, passes={"pipeline": "fold-constants"})
     built = build_graphs("target", exported_family("llama"), asked.weights, asked)
-    assert [run.spec for run in built.reports["target"].runs] == ["fold-constants"]
+    assert [run.spec for run in built.reports["target"].runs] == ["fold-constants", "interleave-columns"]
     native = built.part.graphs[1].model
     assert "VerifyAttention" in ops(native)
-    assert "BlockMatMul" not in ops(native)
+    assert "InterleavedMatMul" not in ops(native)
     assert "parts of one value" in str(built.reports["target native"].runs[0].skipped[0])
 
 

@@ -12,6 +12,7 @@ import pytest
 from real_models import smollm2_gguf
 
 from dsc.bundle_schema.container import open_bundle
+from dsc.kernels.interleave import separate_codes, separate_factors
 from dsc.runtime import load
 
 # Prompts whose answers repeat what was said, so that lookups are proposed and accepted, and one that does not repeat.
@@ -272,12 +273,13 @@ def test_the_weights_are_those_of_the_file(bundle):
     with open_bundle(bundle) as opened:
         graph = onnx.load_from_string(opened.read("target/graph.native.onnx")).graph
         initializers = {tensor.name: array_of(tensor, opened.map) for tensor in graph.initializer}
-    products = [node for node in graph.node if node.op_type == "BlockMatMul"]
+    products = [node for node in graph.node if node.op_type == "InterleavedMatMul"]
     assert len(products) == 30 * 4 + 1
     for node in products:
         wanted = np.concatenate([dequantised(tensors[name]) for name in tensors_of(node.input[1])])
-        qweight, scales, *mins = [initializers[name] for name in node.input[1:]]
-        found = dequantise(qweight, scales, mins[0] if mins else None)
+        n, (qweight, *factors) = len(wanted), [initializers[name] for name in node.input[1:]]
+        scales, *mins = [separate_factors(values, n) for values in factors]
+        found = dequantise(separate_codes(qweight, n), scales, mins[0] if mins else None)
         np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max(), rtol=0)
 
 

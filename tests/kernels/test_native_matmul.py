@@ -1,4 +1,4 @@
-"""The native BlockMatMul: right to a few units in the last place, and the same bits for any rows and threads."""
+"""The native InterleavedMatMul: right to a few units in the last place, and the same bits for any rows and threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_operator import matmul_attributes, multiply, session_of
 
-from dsc.kernels.block_matmul import BLOCK_MATMUL, function_body, make_bits_inputs, reference
+from dsc.kernels.block_matmul import make_bits_inputs, reference
+from dsc.kernels.interleaved_matmul import INTERLEAVED_MATMUL, function_body, interleaved
 
 SHAPES = [
     {"M": 1, "G": 1, "N": 1},
@@ -52,9 +53,10 @@ def test_it_agrees_with_the_reference_closely(axes, mins, bits):
 def test_a_row_is_the_same_bits_alone_and_among_others(rows, groups, columns, bits, mins, seed):
     inputs = inputs_of({"M": rows, "G": groups, "N": columns}, seed, bits, mins)
     together = multiply(inputs, bits, threads=2)
-    session = session_of(BLOCK_MATMUL, inputs, matmul_attributes(inputs, bits))
+    tiles = interleaved(inputs)
+    session = session_of(INTERLEAVED_MATMUL, tiles, matmul_attributes(inputs, bits))
     for row in range(rows):
-        (alone,) = session.run(None, inputs | {"x": inputs["x"][row : row + 1]})
+        (alone,) = session.run(None, tiles | {"x": inputs["x"][row : row + 1]})
         np.testing.assert_array_equal(alone[0], together[row])
 
 
@@ -113,28 +115,31 @@ def test_it_runs_in_place_of_a_function_body(overload):
     wanted = multiply(inputs, 4)
     function = function_body(has_mins=True)
     function.overload = overload
-    session = session_of(BLOCK_MATMUL, inputs, matmul_attributes(inputs, 4), function=function, overload=overload)
-    np.testing.assert_array_equal(session.run(None, inputs)[0], wanted)
+    attributes, tiles = matmul_attributes(inputs, 4), interleaved(inputs)
+    session = session_of(INTERLEAVED_MATMUL, tiles, attributes, function=function, overload=overload)
+    np.testing.assert_array_equal(session.run(None, tiles)[0], wanted)
 
 
 @pytest.mark.parametrize(
     ("name", "cut", "message"),
     [
         ("x", np.s_[:, :64], "x must end in K"),
-        ("qweight", np.s_[:-1], "qweight must be"),
+        ("qweight", np.s_[:0], "qweight must be"),
+        ("qweight", np.s_[:, :, :, :8], "qweight must be"),
         ("scales", np.s_[:, :-1], "scales must be"),
-        ("mins", np.s_[:-1], "mins must be"),
+        ("mins", np.s_[:0], "mins must be"),
     ],
 )
 def test_wrong_shapes_are_refused(name, cut, message):
     inputs = inputs_of({"M": 3, "G": 5, "N": 9}, 19, 4)
-    session = session_of(BLOCK_MATMUL, inputs, matmul_attributes(inputs, 4))
+    tiles = interleaved(inputs)
+    session = session_of(INTERLEAVED_MATMUL, tiles, matmul_attributes(inputs, 4))
     with pytest.raises(Exception, match=message):
-        session.run(None, inputs | {name: np.ascontiguousarray(inputs[name][cut])})
+        session.run(None, tiles | {name: np.ascontiguousarray(tiles[name][cut])})
 
 
 @pytest.mark.parametrize("wrong", [{"bits": 5}, {"K": 100}, {"N": 0}])
 def test_wrong_attributes_are_refused(wrong):
     inputs = inputs_of({"M": 3, "G": 5, "N": 9}, 21, 4)
-    with pytest.raises(Exception, match="BlockMatMul"):
-        session_of(BLOCK_MATMUL, inputs, matmul_attributes(inputs, 4) | wrong)
+    with pytest.raises(Exception, match="interleaved matrix"):
+        session_of(INTERLEAVED_MATMUL, interleaved(inputs), matmul_attributes(inputs, 4) | wrong)

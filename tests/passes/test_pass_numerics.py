@@ -16,7 +16,7 @@ from pass_graphs import session
 
 from dsc.passes import ALL_PASSES
 from dsc.passes.attach_bodies import AttachBodiesPass
-from dsc.passes.pass_order import kernel_passes, shared_passes
+from dsc.passes.pass_order import kernel_passes, layout_passes, shared_passes
 from dsc.passes.pipeline import parse_pipeline, run_pipeline
 
 FAMILIES = ("llama", "gemma3_text", "qwen3", "qwen3_moe")
@@ -154,6 +154,6 @@ def test_every_prefix_of_the_pipelines_keeps_what_the_graph_computes(name, preci
             assert_near(model, name, allowed, run.spec)
 
     shared = exported(name).clone()
-    run_pipeline(shared, shared_passes(precision), check)
+    run_pipeline(shared, [*shared_passes(precision), *layout_passes(["ort", "native"])], check)
     for kernels in ("ort",) if precision == "fp16" else ("ort", "native"):
         run_pipeline(shared.clone(), kernel_passes(kernels, precision, ROWS), check)

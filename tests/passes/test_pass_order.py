@@ -8,7 +8,14 @@ from pass_graphs import ops, run
 from dsc.bundle_schema.errors import RequestError
 from dsc.passes.attach_bodies import AttachBodiesPass
 from dsc.passes.block_quantisation import quantise_symmetric
-from dsc.passes.pass_order import carried_blocks, default_pipeline, kernel_passes, shared_passes, why_not_native
+from dsc.passes.pass_order import (
+    carried_blocks,
+    default_pipeline,
+    kernel_passes,
+    layout_passes,
+    shared_passes,
+    why_not_native,
+)
 from dsc.passes.pipeline import run_pipeline
 
 
@@ -21,7 +28,7 @@ def compiled(kernels="ort", precision="fp32", **options):
 def both_kernels(precision, **options):
     """The two CPU graphs of one model, made as the compiler makes them."""
     shared = forward_graph()
-    run_pipeline(shared, shared_passes(precision, **options))
+    run_pipeline(shared, [*shared_passes(precision, **options), *layout_passes(["ort", "native"])])
     graphs = [shared.clone(), shared.clone()]
     for graph, kernels in zip(graphs, ("ort", "native"), strict=True):
         run_pipeline(graph, kernel_passes(kernels, precision, 64))
@@ -90,9 +97,19 @@ def test_native_graphs_keep_the_projects_operators():
     model = compiled("native", "int4")
     names = ops(model)
     assert names.count("QkvAttention") == names.count("SwiGlu") == N_LAYERS
-    assert names.count("BlockMatMul") == 4 * N_LAYERS + 1
-    assert not {"MatMulNBits", "VerifyAttention", "Split", "RotaryEmbedding"} & set(names)
-    assert {function.name for function in model.functions.values()} == {"BlockMatMul", "QkvAttention", "SwiGlu"}
+    assert names.count("InterleavedMatMul") == 4 * N_LAYERS + 1
+    assert names.count("InterleavedGather") == 1
+    assert not {
+        "MatMulNBits",
+        "BlockMatMul",
+        "GatherBlockQuantized",
+        "VerifyAttention",
+        "Split",
+        "RotaryEmbedding",
+    } & set(names)
+    assert {function.name for function in model.functions.values()} == {
+        "InterleavedGather", "InterleavedMatMul", "QkvAttention", "SwiGlu",
+    }  # fmt: skip
 
 
 def test_a_native_float_graph_multiplies_by_the_checkpoints_rows():
@@ -192,10 +209,13 @@ def test_why_a_graph_is_not_for_the_native_kernels():
         ({"precision": "int4", "block": 64}, "blocks of 32 weights only, got 64"),
     ):
         model = forward_graph()
-        run_pipeline(model, shared_passes(**options))
+        run_pipeline(model, [*shared_passes(**options), *layout_passes(["native"])])
         assert why in why_not_native(model, options["precision"])
         assert bool(why) == bool(why_not_native(model, options["precision"]))
     assert "float32" in why_not_native(forward_graph(), "fp16")
+    by_rows = forward_graph()
+    run_pipeline(by_rows, shared_passes("int4"))
+    assert "interleaved matrices, and layer0.q" in why_not_native(by_rows, "int4")
     half = forward_graph()
     next(v for v in half.graph.inputs if v.name == "k_pool.0").type = ir.TensorType(ir.DataType.FLOAT16)
     assert "float32" in why_not_native(half, "int4")

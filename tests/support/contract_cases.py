@@ -184,6 +184,11 @@ def _walks() -> Iterator[Case]:
 def _cpu_only() -> Iterator[Case]:
     multiply = {"bits": 4, "K": 160, "N": 37, "block": 32}
     yield Case("4 bits", "BlockMatMul", {"M": 3, "G": 5, "K": 160, "N": 37, "P": 16}, multiply)
+    axes = {"M": 3, "G": 5, "K": 160, "N": 48, "T": 3}
+    for bits in (4, 8):
+        yield Case(f"{bits} bits", "InterleavedMatMul", axes | {"Q": bits}, multiply | {"bits": bits, "N": 48})
+        gather = {"bits": bits, "K": 96, "N": 32, "block": 32}
+        yield Case(f"{bits} bits", "InterleavedGather", {"S": 5, "G": 3, "K": 96, "T": 2, "Q": bits}, gather)
     yield Case("odd width", "SwiGlu", {"M": 3, "F": 37, "W": 74})
     gate = {"activation": "silu", "gated": 1, "interleaved": 0, "transposed": 0, "alpha": 1.7, "limit": 1.5}
     yield Case("its example", "Experts", dict(load_contract("Experts").example), gate)

@@ -14,7 +14,9 @@ from run_operator import operator_model, run_operator
 from dsc.kernels.contract import KernelContract
 from dsc.passes.attach_bodies import BODIES
 
-NATIVE = ("BlockMatMul", "DenseMatMul", "QkvAttention", "SwiGlu", "VerifyAttention")
+NATIVE = (
+    "DenseMatMul", "InterleavedGather", "InterleavedMatMul", "QkvAttention", "SwiGlu", "VerifyAttention",
+)  # fmt: skip
 GPU = (
     "KvCommit", "KvRollback", "MarkovWalk", "SpeculativeVerify", "TreeVerify", "VerifyAttention", "VerifyAttentionInt8",
 )  # fmt: skip

@@ -22,15 +22,21 @@ static float *floats(int64_t count) {
 
 static int multiply(void) {
   int64_t rows = between(0, 40), groups = between(1, 70), n = between(1, 70), bits = 4 * between(1, 2);
-  int64_t bytes = n * groups * 4 * bits;
-  uint8_t *weight = malloc((size_t)bytes);
-  for (int64_t i = 0; i < bytes; i++) weight[i] = (uint8_t)rand();
-  float *x = floats(rows * groups * BLOCK), *scales = floats(n * groups), *y = floats(rows * n);
-  float *mins = between(0, 1) ? floats(n * groups) : NULL;
-  BlockMatMul op = {rows, groups * BLOCK, n, (int)bits, x, weight, scales, mins, y};
-  int bad = dspark_block_matmul(&op, &here);
+  int64_t blocks = (n + INTERLEAVE - 1) / INTERLEAVE * INTERLEAVE * groups, bytes = blocks * 4 * bits;
+  uint8_t *codes = malloc((size_t)bytes);
+  for (int64_t i = 0; i < bytes; i++) codes[i] = (uint8_t)rand();
+  float *x = floats(rows * groups * BLOCK), *scales = floats(blocks), *y = floats(rows * n);
+  float *mins = between(0, 1) ? floats(blocks) : NULL, *taken = floats(rows * groups * BLOCK);
+  int64_t *ids = malloc((size_t)rows * sizeof *ids);
+  for (int64_t i = 0; i < rows; i++) ids[i] = between(0, n - 1);
+  Interleaved weight = {groups * BLOCK, n, (int)bits, codes, scales, mins};
+  InterleavedMatMul product = {weight, rows, x, y};
+  InterleavedGather gather = {weight, rows, ids, taken};
+  int bad = dspark_interleaved_matmul(&product, &here);
+  dspark_interleaved_gather(&gather, &here);
   for (int64_t i = 0; i < rows * n; i++) bad |= !isfinite(y[i]);
-  free(weight), free(x), free(scales), free(y), free(mins);
+  for (int64_t i = 0; i < rows * groups * BLOCK; i++) bad |= !isfinite(taken[i]);
+  free(codes), free(x), free(scales), free(y), free(mins), free(taken), free(ids);
   return bad;
 }
 

@@ -17,8 +17,8 @@ import pytest
 from run_operator import operator_model
 
 from dsc.kernels import native
-from dsc.kernels.block_matmul import BLOCK_MATMUL
 from dsc.kernels.contract import KernelContract
+from dsc.kernels.interleaved_matmul import INTERLEAVED_MATMUL, interleaved
 from dsc.kernels.verify_attention import VERIFY_ATTENTION
 
 
@@ -65,14 +65,14 @@ def run_native(contract, inputs, attributes, threads=1) -> dict[str, np.ndarray]
 
 
 def matmul_attributes(inputs, bits) -> dict[str, int]:
-    """The attributes of a BlockMatMul node with these inputs."""
+    """The attributes of an InterleavedMatMul node that multiplies by these rows."""
     n, groups, _ = inputs["qweight"].shape
     return {"bits": bits, "K": groups * 32, "N": n, "block": 32}
 
 
 def multiply(inputs, bits, threads=1) -> np.ndarray:
-    """y of BlockMatMul."""
-    return run_native(BLOCK_MATMUL, inputs, matmul_attributes(inputs, bits), threads)["y"]
+    """y of InterleavedMatMul from the inputs of BlockMatMul."""
+    return run_native(INTERLEAVED_MATMUL, interleaved(inputs), matmul_attributes(inputs, bits), threads)["y"]
 
 
 def attend(inputs, attributes, threads=1) -> dict[str, np.ndarray]:

@@ -1,0 +1,31 @@
+/* Rows of an embedding out of the interleaved blocks of the head that it is tied to. */
+#include "dspark_cpu.h"
+
+enum { QUAD = 4, SERIAL_WORK = 1 << 15 };
+
+/* One block of a column: scale * (code - 2^(bits - 1)) + min. */
+static void take_block(const Interleaved *w, int64_t block, int64_t column, float *y) {
+  const uint8_t *codes = w->codes + (block * w->bits * INTERLEAVE + column) * QUAD;
+  float scale = w->scales[block * INTERLEAVE + column], min = w->mins ? w->mins[block * INTERLEAVE + column] : 0.0f;
+  for (int i = 0; i < QUAD * w->bits; i++) {
+    int code = codes[i / QUAD * INTERLEAVE * QUAD + i % QUAD];
+    if (w->bits == 8)
+      y[i] = (float)(code - 128) * scale + min;
+    else
+      y[2 * i] = (float)((code & 15) - 8) * scale + min, y[2 * i + 1] = (float)((code >> 4) - 8) * scale + min;
+  }
+}
+
+static void take_row(void *argument, size_t row) {
+  const InterleavedGather *op = argument;
+  int64_t id = op->ids[row], blocks = op->weight.k / BLOCK;
+  for (int64_t b = 0; b < blocks; b++)
+    take_block(&op->weight, id / INTERLEAVE * blocks + b, id % INTERLEAVE, op->y + (int64_t)row * op->weight.k + b * BLOCK);
+}
+
+void dspark_interleaved_gather(const InterleavedGather *op, const Pool *pool) {
+  if (op->rows * op->weight.k >= SERIAL_WORK)
+    pool->run(pool, take_row, (size_t)op->rows, (void *)op);
+  else
+    for (int64_t row = 0; row < op->rows; row++) take_row((void *)op, (size_t)row);
+}
