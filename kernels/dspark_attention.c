@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = 128, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8 };
+enum { TILE = 128, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8, LINE = 16 };
 
 /* The new rows of one sequence and the tiles that they can see.  Rows are counted through all sequences. */
 typedef struct {
@@ -85,6 +85,11 @@ AVX2_INLINE void score_lanes(const float *q, int64_t q_step, const float *key, i
   }
 }
 
+/* Sums of neighbours, as a horizontal addition gives them in more steps. */
+AVX2_INLINE __m256 join(__m256 a, __m256 b) {
+  return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
 /* scores[r][at .. at + keys - 1] = scale * (query of head r) . key, for 1 or 4 keys. */
 AVX2_INLINE void score_keys(const VerifyAttention *op, const float *q, const float *key, int heads, int keys,
                             float (*scores)[TILE], int64_t at) {
@@ -95,7 +100,7 @@ AVX2_INLINE void score_keys(const VerifyAttention *op, const float *q, const flo
   for (; d + LANES <= op->dim; d += LANES) score_lanes(q + d, op->q_head, key + d, op->dim, LANES, heads, keys, sums);
   if (d < op->dim) score_lanes(q + d, op->q_head, key + d, op->dim, op->dim - d, heads, keys, sums);
   for (int r = 0; r < heads; r++) {
-    __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(sums[r][0], sums[r][1]), _mm256_hadd_ps(sums[r][2], sums[r][3]));
+    __m256 four = join(join(sums[r][0], sums[r][1]), join(sums[r][2], sums[r][3]));
     __m128 dots = _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
     dots = _mm_mul_ps(dots, _mm_set1_ps(op->scale));
     if (keys == 4)
@@ -154,6 +159,11 @@ AVX2_INLINE void exponentiate(float *scores, int64_t count, float *stats) {
   stats[1] = sum_of(sum);
 }
 
+/* Values come from memory while keys are scored, for the first row that needs them. */
+AVX2_INLINE void fetch(const float *from, int64_t count) {
+  for (int64_t i = 0; i < count; i += LINE) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
+}
+
 /* One tile for `heads` query heads of a row: out[r] = values [dim], maximum, sum. */
 AVX2_INLINE void attend_tile(const VerifyAttention *op, Span s, int64_t head, int heads, float *out, int64_t step) {
   int64_t base = s.start / TILE * TILE, pool = (s.of->slot * op->kv_heads + s.kv_head) * op->pool_rows * op->dim;
@@ -161,7 +171,10 @@ AVX2_INLINE void attend_tile(const VerifyAttention *op, Span s, int64_t head, in
   const float *q = op->q + s.row / op->rows * op->q_batch + head * op->q_head + s.row % op->rows * op->q_row;
   const float *keys = op->k_pool + pool, *value = op->v_pool + pool;
   float scores[SHARED][TILE];
-  for (; j + 4 <= s.end; j += 4) score_keys(op, q, keys + j * op->dim, heads, 4, scores, j - base);
+  for (; j + 4 <= s.end; j += 4) {
+    if (s.row == s.of->first_row) fetch(value + j * op->dim, 4 * op->dim);
+    score_keys(op, q, keys + j * op->dim, heads, 4, scores, j - base);
+  }
   for (; j < s.end; j++) score_keys(op, q, keys + j * op->dim, heads, 1, scores, j - base);
   for (int r = 0; r < heads; r++) {
     float *values = out + r * step;

@@ -1,4 +1,4 @@
-"""InterleavedMatMul and InterleavedGather: references against the plain layout, bodies and native kernels against them."""
+"""InterleavedMatMul and InterleavedGather against the plain layout: references, bodies and native kernels."""
 
 from __future__ import annotations
 
