@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -39,6 +40,12 @@ HEADERS = ("dspark_cpu.h", "dspark_exp.h", "dspark_node.h", "dspark_ort.h")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
 # onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
 REVISION = 5
+OPERATORS = frozenset(
+    {"DenseMatMul", "InterleavedGather", "InterleavedMatMul", "QkvAttention", "SwiGlu", "VerifyAttention"}
+)
+"""What the library implements."""
+BY_BODY = frozenset({"Experts"})
+"""What a graph for the library may leave to a function body."""
 _MACHINES = frozenset({"x86_64", "amd64"})
 
 
@@ -79,6 +86,19 @@ def find_library(folder: Path | None = None) -> NativeLibrary:
     if not supported:
         return NativeLibrary(None, "the native kernels need a processor with AVX2 and FMA")
     return NativeLibrary(path, "")
+
+
+def find_library_for(operators: Collection[str]) -> NativeLibrary:
+    """As `find_library`, for a graph with these ``domain::operator``.
+
+    onnxruntime runs an operator's body without a word when the library lacks it, slower and with other roundings, so
+    a graph that needs more than the library has is none for it.
+    """
+    ours = {name.partition("::")[2] for name in operators if name.startswith("ai.dspark::")}
+    if missing := sorted(ours - OPERATORS - BY_BODY):
+        why = f"the bundle's graph has {missing[0]}, which the native library of this version lacks (compile it again)"
+        return NativeLibrary(None, why)
+    return find_library()
 
 
 def library_path(folder: Path | None = None) -> Path | None:

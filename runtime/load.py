@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +12,9 @@ from dsc.bundle_schema.container import OpenBundle, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, parse_config
 from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, check_plan, parse_plan
+from dsc.bundle_schema.manifest import GraphEntry
 from dsc.kernels.cuda_op import find_cuda_op
-from dsc.kernels.native import NativeLibrary, find_library
+from dsc.kernels.native import NativeLibrary, find_library_for
 from dsc.runtime.arguments import file_path, flag, whole_number
 from dsc.runtime.cuda_placer import CudaPlacer
 from dsc.runtime.generate import LoadedBundle, SpeculativeModel
@@ -135,12 +137,22 @@ def _settings(bundle: OpenBundle, provider: str, threads: int | None, kernels: K
     if kernels != "ort":
         graphs = [graph for graph in bundle.manifest.graphs() if graph.backend == provider]
         ours = any(graph.role == "forward_native" or (graph.functions and graph.role == "forward") for graph in graphs)
-        find = find_library if provider == "cpu" else find_cuda_op
-        library = find() if ours else NativeLibrary(None, "the bundle's graphs have none of its operators")
+        library = (
+            _library(provider, graphs)
+            if ours
+            else NativeLibrary(None, "the bundle's graphs have none of its operators")
+        )
     if kernels == "native" and library.path is None:
         raise HostError("kernels", f"the native library is required: {library.reason}", "load with kernels='auto'")
     folder = os.path.dirname(os.path.realpath(bundle.path))
     return SessionSettings(provider, choose_threads(threads), folder, library)
+
+
+def _library(provider: str, graphs: Sequence[GraphEntry]) -> NativeLibrary:
+    """The library that runs a bundle's graphs for it, or why there is none."""
+    if provider != "cpu":
+        return find_cuda_op()
+    return find_library_for({name for graph in graphs if graph.role == "forward_native" for name in graph.operators})
 
 
 def _plan(bundle: OpenBundle, backend: GraphBackend) -> KvPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tomllib
@@ -80,3 +81,15 @@ def test_a_library_of_another_revision_is_refused_with_both_numbers(tmp_path, mo
     reason = native.find_library(tmp_path).reason
     assert f"revision {native.REVISION - 1}" in reason
     assert str(native.REVISION) in reason
+
+
+def test_the_library_serves_graphs_of_its_own_operators_only(monkeypatch):
+    monkeypatch.setattr(native, "find_library", lambda: native.NativeLibrary(None, "found"))
+    ours = {"ai.onnx::Add", "com.microsoft::BlockMatMul", "ai.dspark::SwiGlu", "ai.dspark::Experts"}
+    assert native.find_library_for(ours).reason == "found"
+    assert "graph has BlockMatMul" in native.find_library_for(ours | {"ai.dspark::BlockMatMul"}).reason
+
+
+def test_every_operator_is_registered_and_no_other():
+    text = "".join((ROOT / "kernels" / name).read_text() for name in native.SOURCES)
+    assert set(re.findall(r'_name\(const OrtCustomOp \*op\) { \(void\)op; return "(\w+)"; }', text)) == native.OPERATORS

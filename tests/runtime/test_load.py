@@ -11,6 +11,7 @@ from contextlib import suppress
 import numpy as np
 import onnx
 import pytest
+from packed_bundle import packed_bundle
 from scripted_lm import greedy_reference, scripted_lm
 from toy_bundle import toy_bundle, toy_info, write_bundle
 
@@ -309,3 +310,15 @@ def test_a_short_window_limits_the_proposer_by_the_configuration(tmp_path):
     stats = load(path).generate([1], 40).stats
     assert max(stats.windows) == 2
     assert stats.fallbacks["context too long"] > 20
+
+
+def test_a_graph_that_the_library_lacks_an_operator_of_runs_without_it_and_says_so(tmp_path, monkeypatch):
+    path = packed_bundle(tmp_path / "packed.dsmodel")
+    monkeypatch.setattr("dsc.kernels.native.OPERATORS", frozenset({"QkvAttention", "SwiGlu"}))
+    reason = "the bundle's graph has DenseMatMul, which the native library of this version lacks"
+    with load(path) as model:
+        stats = model.generate([1, 2, 3], 4, ignore_eos=True).stats
+    assert stats.kernels == "ort"
+    assert reason in stats.kernels_reason
+    with pytest.raises(HostError, match=f"kernels: .*{reason} .compile it again"):
+        load(path, kernels="native")

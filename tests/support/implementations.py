@@ -12,15 +12,13 @@ import onnx_ir as ir
 from run_operator import operator_model, run_operator
 
 from dsc.kernels.contract import KernelContract
+from dsc.kernels.native import OPERATORS
 from dsc.passes.attach_bodies import BODIES
 
-NATIVE = (
-    "DenseMatMul", "InterleavedGather", "InterleavedMatMul", "QkvAttention", "SwiGlu", "VerifyAttention",
-)  # fmt: skip
 GPU = (
     "KvCommit", "KvRollback", "MarkovWalk", "SpeculativeVerify", "TreeVerify", "VerifyAttention", "VerifyAttentionInt8",
 )  # fmt: skip
-SERVED = {"body": tuple(BODIES), "native": NATIVE, "interpreted": GPU, "gpu": GPU}
+SERVED = {"body": tuple(BODIES), "native": tuple(sorted(OPERATORS)), "interpreted": GPU, "gpu": GPU}
 
 
 def run(kind: str, contract: KernelContract, inputs: dict[str, Any], attributes: dict[str, Any], dtype: str):
