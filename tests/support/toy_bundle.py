@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -103,6 +104,7 @@ def _graph_entry(member: str, model: onnx.ModelProto, backend: GraphBackend) -> 
         opsets={opset.domain: opset.version for opset in model.opset_import},
         inputs=_specs(model.graph.input),
         outputs=_specs(model.graph.output),
+        operators=Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in model.graph.node),
     )
 
 
