@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from dsc.kernels.block_matmul import BLOCK
 from dsc.kernels.interleave import COLUMNS, interleave_codes, interleave_factors, tiles_of
 from dsc.passes.base import GraphPass, PassResult, Reason
 from dsc.passes.graph_edit import (
@@ -28,8 +29,6 @@ from dsc.passes.graph_edit import (
     tensor_dims,
 )
 from dsc.passes.quantize_embedding import BY_BLOCK
-
-_BLOCK = 32
 
 Change = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
@@ -66,7 +65,7 @@ class InterleaveColumnsPass(GraphPass):
         for qweight, nodes in products.items():
             others = [user for user, _ in qweight.uses() if user not in nodes]
             ends = [end for end in (_end_of_gather(user, nodes[0]) for user in others) if end is not None]
-            if any(attribute(node, "block", _BLOCK) != _BLOCK for node in nodes):
+            if any(attribute(node, "block", BLOCK) != BLOCK for node in nodes):
                 skipped.append(Reason("1", str(qweight.name), "its blocks are not of 32 weights"))
             elif not is_weight(qweight) or len(ends) < len(others):
                 skipped.append(Reason("2", str(qweight.name), "something else reads it"))
@@ -105,7 +104,7 @@ def _interleave(graph: ir.Graph, products: Sequence[ir.Node], gathers: Sequence[
     """gathers: the first and the last node of each."""
     first = products[0]
     blocks = [None if value is None else _interleaved(graph, value) for value in first.inputs[1:]]
-    attributes = {name: attribute(first, name, 0) for name in ("bits", "K", "N")} | {"block": _BLOCK}
+    attributes = {name: attribute(first, name, 0) for name in ("bits", "K", "N")} | {"block": BLOCK}
     for node in products:
         kept = {name: node.attributes[name].value for name in ("accuracy_level",) if name in node.attributes}
         _put("InterleavedMatMul", node, [node.inputs[0], *blocks], attributes | kept)
