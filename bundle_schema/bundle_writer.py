@@ -124,6 +124,12 @@ class BundleWriter:
                 self._weights = WeightRegion(self._zip, self._file)
             return self._weights.add(payload, dtype, shape, user)
 
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes of the tensors once another member was written; 0 when there are none."""
+        member = self._members.get(WEIGHTS_NAME)
+        return member.nbytes if member is not None else 0
+
     def _close_weights(self) -> None:
         """Complete the weights and write their index, once."""
         if self._weights is None:

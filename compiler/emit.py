@@ -29,7 +29,7 @@ from dsc.bundle_schema.model_info import ModelInfo
 from dsc.bundle_schema.tensors import DType, TensorSpec
 from dsc.compiler.card import CARD_NAME, write_card
 from dsc.compiler.gpu_kernels import GpuKernels
-from dsc.compiler.tokenizer_compact import compact_tokenizer
+from dsc.compiler.tokenizer_compact import compact_files
 from dsc.kernels.bundle_members import kernel_entry
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 INLINE_NBYTES = 1024
 MIN_ONNXRUNTIME = "1.31.0"
+_TOKENIZER_SHARE = 64
+"""A file should add less than a fiftieth to its tensors: a tokenizer.json over this share of them is made smaller."""
 
 _DTYPES = {
     ir.DataType.FLOAT: DType.FLOAT32,
@@ -119,10 +121,10 @@ def emit_bundle(path: Path, contents: BundleContents) -> Manifest:
         for member, data in serialised.items():
             writer.add(member, data)
         kernels = tuple(_add_kernel(writer, kernel) for kernel in contents.gpu.kernels)
-        tokenizer_members = tuple(f"tokenizer/{name}" for name in sorted(contents.tokenizer))
-        for member in tokenizer_members:
-            data = contents.tokenizer[member.removeprefix("tokenizer/")]
-            writer.add(member, compact_tokenizer(data) if member == "tokenizer/tokenizer.json" else data)
+        tokenizer = compact_files(contents.tokenizer, writer.weights_nbytes // _TOKENIZER_SHARE)
+        tokenizer_members = tuple(f"tokenizer/{name}" for name in sorted(tokenizer))
+        for name in sorted(tokenizer):
+            writer.add(f"tokenizer/{name}", tokenizer[name])
         for backend, plan in contents.plans.items():
             writer.add(PLAN_NAMES[backend], dump_plan(plan))
         writer.add(DFLASH_CONFIG_NAME, dump_config(contents.config))

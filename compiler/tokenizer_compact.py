@@ -1,9 +1,25 @@
-"""The same `tokenizer.json` in fewer bytes: a bundle stores it uncompressed."""
+"""The same tokenizer in fewer bytes: a bundle stores its files uncompressed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+from dsc.bundle_schema.packed_vocabulary import TOKENIZER_NAME, pack_tokenizer
+
+
+def compact_files(files: Mapping[str, bytes], most: int) -> dict[str, bytes]:
+    """A tokenizer's files by name, with a smaller tokenizer.json.
+
+    Args:
+        most: bytes that tokenizer.json may have; a larger one is packed where that is possible. A reader then has
+            more to do, so others are not.
+    """
+    if TOKENIZER_NAME not in files:
+        return dict(files)
+    compact = compact_tokenizer(files[TOKENIZER_NAME])
+    return {**files, TOKENIZER_NAME: compact} | (pack_tokenizer(compact) if len(compact) > most else {})
 
 
 def compact_tokenizer(data: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dsc.bundle_schema.errors import ConfigError, GenerationError
+from dsc.bundle_schema.packed_vocabulary import TOKENIZER_NAME, unpack_tokenizer
 from dsc.runtime.chat_template import ChatTemplate, Message
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -157,18 +158,17 @@ class TokenStream:
 
 
 def load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
-    """The tokenizer of tokenizer.json.
+    """The tokenizer of tokenizer.json, packed or not.
 
     Raises:
         ConfigError: the file is missing or cannot be read.
     """
-    content = files.get("tokenizer.json")
-    if content is None:
-        raise ConfigError("tokenizer.json", "the file is required, it is missing", "compile from a source that has it")
+    if TOKENIZER_NAME not in files:
+        raise ConfigError(TOKENIZER_NAME, "the file is required, it is missing", "compile from a source that has it")
     try:
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(unpack_tokenizer(files))
     except Exception as error:  # the library raises plain Exception for malformed input
-        raise ConfigError("tokenizer.json", f"the tokenizer cannot be read: {error}") from error
+        raise ConfigError(TOKENIZER_NAME, f"the tokenizer cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dsc.compiler.tokenizer_compact import compact_tokenizer
+from dsc.bundle_schema.packed_vocabulary import MERGES_NAME
+from dsc.compiler.tokenizer_compact import compact_files, compact_tokenizer
+from dsc.runtime.text import load_tokenizer
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café, 東京 and emoji 🙂", "x = [1, 2]  # version 3"] * 9
 TEXTS = st.text(max_size=60) | st.sampled_from(CORPUS)
@@ -53,3 +55,13 @@ def test_a_merge_that_looks_like_a_comment_stays_a_pair():
 )
 def test_what_is_no_tokenizer_is_left_alone(data: bytes):
     assert compact_tokenizer(data) == data
+
+
+def test_only_a_tokenizer_over_the_limit_is_packed():
+    files = {"tokenizer.json": BYTE_LEVEL.to_str(pretty=True).encode(), "chat_template.jinja": b"{{ x }}"}
+    size = len(compact_tokenizer(files["tokenizer.json"]))
+    kept, packed = compact_files(files, size), compact_files(files, size - 1)
+    assert kept == files | {"tokenizer.json": compact_tokenizer(files["tokenizer.json"])}
+    assert set(packed) == {*files, MERGES_NAME}
+    assert load_tokenizer(packed).to_str() == load_tokenizer(files).to_str()
+    assert compact_files({"chat_template.jinja": b""}, 0) == {"chat_template.jinja": b""}

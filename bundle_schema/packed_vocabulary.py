@@ -1,0 +1,91 @@
+"""A BPE tokenizer in fewer bytes, for vocabularies that are large beside the weights.
+
+In a packed tokenizer.json ``model.vocab`` is the list of tokens by id instead of an object, and ``model.merges`` is
+null; no other reader takes that for a tokenizer. A merge joins two tokens to a third, so the third and the length of
+its left part say all. Merges are in order of rank; where that is the order of the ids that they make, the ids need no
+room either, and merges.bin holds:
+
+- a byte for every id: how many merges make it;
+- a byte for every merge: how many characters its left part has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MERGES_NAME = "merges.bin"
+TOKENIZER_NAME = "tokenizer.json"
+_MOST = 255
+
+
+def pack_tokenizer(data: bytes) -> dict[str, bytes]:
+    """The packed files of a tokenizer.json by name; none where it cannot be packed: no BPE, ids with gaps, merges in
+    another order.
+    """
+    try:
+        tree = json.loads(data)
+        model = tree["model"]
+        tokens = _by_id(model["vocab"])
+        merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+        packed = _pack_merges(tokens, merges) if model["type"] == "BPE" else None
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return {}  # no tokenizer: whoever reads it says so
+    if packed is None:
+        return {}
+    model["vocab"], model["merges"] = tokens, None
+    return {TOKENIZER_NAME: json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode(), MERGES_NAME: packed}
+
+
+def unpack_tokenizer(files: Mapping[str, bytes]) -> bytes:
+    """The tokenizer.json that `pack_tokenizer` made these files of, or the one among `files` that is not packed.
+
+    Raises:
+        ValueError, LookupError, TypeError: the files are not what `pack_tokenizer` makes.
+    """
+    if MERGES_NAME not in files:
+        return files[TOKENIZER_NAME]
+    tree: Any = json.loads(files[TOKENIZER_NAME])
+    model = tree["model"]
+    tokens = model["vocab"]
+    model["merges"] = _unpack_merges(tokens, files[MERGES_NAME])
+    model["vocab"] = {token: made for made, token in enumerate(tokens)}
+    return json.dumps(tree, ensure_ascii=False).encode()
+
+
+def _by_id(vocabulary: Mapping[str, int]) -> list[str]:
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    if any(vocabulary[token] != made for made, token in enumerate(tokens)):
+        raise ValueError("ids with gaps")
+    return tokens
+
+
+def _pack_merges(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> bytes | None:
+    """merges.bin, None when the merges cannot be written so."""
+    ids = {token: made for made, token in enumerate(tokens)}
+    counts = [0] * len(tokens)
+    last = 0
+    for left, right in merges:
+        made = ids.get(left + right, -1)
+        if made < last or not 0 < len(left) <= _MOST:
+            return None
+        counts[made] += 1
+        last = made
+    if max(counts, default=0) > _MOST:
+        return None
+    return bytes(counts) + bytes(len(left) for left, _ in merges)
+
+
+def _unpack_merges(tokens: Sequence[str], packed: bytes) -> list[tuple[str, str]]:
+    n = len(tokens)
+    counts, lengths = packed[:n], packed[n:]
+    if len(counts) < n or sum(counts) != len(lengths):
+        raise ValueError(f"{MERGES_NAME}: {n} bytes and {sum(counts)} of merges are required, got {len(packed)}")
+    merges: list[tuple[str, str]] = []
+    at = 0
+    for token, count in zip(tokens, counts, strict=True):
+        if count:
+            merges += [(token[:length], token[length:]) for length in lengths[at : at + count]]
+            at += count
+    return merges
