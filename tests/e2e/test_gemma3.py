@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from real_models import gemma3_gguf
 
+from dsc.bundle_schema.container import open_bundle
 from dsc.runtime import load
 
 pytestmark = pytest.mark.slow
@@ -44,6 +45,15 @@ def test_it_is_the_model_that_the_file_holds(model):
     answer = model.generate(PLAIN, 12, speculation="off")
     print(repr(answer.text))
     assert "France" in answer.text
+
+
+def test_the_file_adds_less_than_a_fiftieth_to_its_tensors(bundle):
+    with open_bundle(bundle) as opened:
+        tensors = sum({tensor.sha256: tensor.nbytes for tensor in opened.weights()}.values())
+        members = opened.manifest.tokenizer.members
+    print(f"{bundle.stat().st_size / tensors - 1:.2%} over the tensors")
+    assert bundle.stat().st_size <= 1.02 * tensors
+    assert "tokenizer/merges.bin" in members
 
 
 def test_speculation_changes_nothing_and_accepts_something(model):

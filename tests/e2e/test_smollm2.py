@@ -267,6 +267,15 @@ def test_the_certificate_says_what_was_measured(model):
     assert certificate.finite.n_not_finite == 0
 
 
+def test_the_file_adds_less_than_a_fiftieth_to_its_tensors(bundle):
+    with open_bundle(bundle) as opened:
+        tensors = sum({tensor.sha256: tensor.nbytes for tensor in opened.weights()}.values())
+        members = opened.manifest.tokenizer.members
+    print(f"{bundle.stat().st_size / tensors - 1:.2%} over the tensors")
+    assert bundle.stat().st_size <= 1.02 * tensors
+    assert "tokenizer/merges.bin" not in members
+
+
 def test_the_weights_are_those_of_the_file(bundle):
     """Every matrix of the native graph against the library's own dequantisation of the same tensors."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf()).tensors}
