@@ -159,7 +159,8 @@ def _serialise(model: ir.Model) -> bytes:
     others = [info for info in proto.graph.value_info if info.name not in stated]
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(others)
-    return proto.SerializeToString(deterministic=True)
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
 
 
 @contextmanager
