@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from summary import CATEGORIES, LONG, SHORT, Figure, HostCost, Series
+from summary import CATEGORIES, LONG, SHORT, TIMED, Figure, HostCost, Series
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -30,6 +30,9 @@ def write_markdown(
         "Tokens/s of greedy decoding, medians; in brackets the median ratio to plain decoding of the same prompt. "
         "A star: no run without other load on the machine was had.\n",
         speed_table(series),
+        "## Speculation by the time of all prompts\n\nPlain decoding's time over that of speculation, all prompts of a "
+        "category together.\n",
+        time_table(series),
         "## Ratios\n\nUp is faster for rates; for times and memory less than 1 is better.\n",
         markdown_table(("what", "ratio"), [(what, ratio.text(2)) for what, ratio in targets]),
         "## Where a plain decoding step goes\n\nHost: everything outside onnxruntime's calls. Limit: the time in "
@@ -67,6 +70,12 @@ def speed_table(series: Sequence[Series]) -> str:
         rates = [_rate(item, name) for name in (SHORT, LONG, *CATEGORIES)]
         rows.append((item.name, f"{item.megabytes:.0f}", start, peak, _text(item.prefill, 0), *rates, rounds, same))
     return markdown_table(header, rows)
+
+
+def time_table(series: Sequence[Series]) -> str:
+    """What speculation gains by summed times."""
+    rows = [(item.name, *(_text(item.by_time.get(name), 2) for name in TIMED)) for item in series if item.by_time]
+    return markdown_table(("series", *TIMED), rows)
 
 
 def host_table(costs: Iterable[HostCost]) -> str:

@@ -11,6 +11,8 @@ from contenders import PLAIN, Contender
 from measure import Row
 
 CATEGORIES = ("chat", "edit", "quote", "document")
+TIMED = {**{name: (name,) for name in CATEGORIES}, "edit and quote": ("edit", "quote")}
+"""What is timed together -> its categories."""
 SHORT, LONG = "past 64", "past 512"
 
 
@@ -34,6 +36,7 @@ class Series:
     Attributes:
         rate: category -> tokens/s of decoding.
         ratio: category -> that of the same prompts over plain decoding, median of pairs.
+        by_time: the same by the time that all prompts take together, by the names in `TIMED`.
         prefill: tokens/s of reading the long fixed prompt.
         ready_s: from the start of loading to the first token of a 64-token prompt.
         same: prompts whose output equals plain decoding's, of `compared`.
@@ -44,6 +47,7 @@ class Series:
     megabytes: float = 0.0
     rate: dict[str, Figure] = field(default_factory=dict)
     ratio: dict[str, Figure] = field(default_factory=dict)
+    by_time: dict[str, Figure] = field(default_factory=dict)
     prefill: Figure | None = None
     ready_s: Figure | None = None
     peak_mb: Figure | None = None
@@ -114,6 +118,9 @@ def _series(
         _put(series.ratio, category, _ratio(pairs))
         series.compared += len({row.case for row, _ in pairs})
         series.same += len({row.case for row, _ in pairs} - {row.case for row, other in pairs if row.ids != other.ids})
+    for name, categories in TIMED.items():
+        found = [row for row in own if row.category in categories]
+        _put(series.by_time, name, _by_time(_pairs(found, baseline, plain)))
     long = [row for row in own if row.category == LONG]
     series.prefill = figure(long, lambda row: row.n_prompt / row.first_s)
     return series
@@ -130,12 +137,26 @@ def _pairs(rows: Sequence[Row], baseline: str, plain: dict[tuple[str, int, str, 
     return [(row, other) for row, other in keyed if other is not None]
 
 
-def _ratio(pairs: Sequence[tuple[Row, Row]]) -> Figure | None:
+def _used(pairs: Sequence[tuple[Row, Row]]) -> tuple[list[tuple[Row, Row]], bool]:
+    """The clean pairs, all of them when none is clean, and whether they are."""
     clean = [pair for pair in pairs if pair[0].clean and pair[1].clean]
-    used = [pair for pair in clean or pairs if pair[1].tokens_per_second > 0]
+    return [pair for pair in clean or pairs if min(row.tokens_per_second for row in pair) > 0], bool(clean)
+
+
+def _ratio(pairs: Sequence[tuple[Row, Row]]) -> Figure | None:
+    used, clean = _used(pairs)
     if not used:
         return None
-    return Figure(median(a.tokens_per_second / b.tokens_per_second for a, b in used), len(used), bool(clean))
+    return Figure(median(a.tokens_per_second / b.tokens_per_second for a, b in used), len(used), clean)
+
+
+def _by_time(pairs: Sequence[tuple[Row, Row]]) -> Figure | None:
+    """Seconds a token of the plain runs over those of the others, each prompt counting the same."""
+    used, clean = _used(pairs)
+    if not used:
+        return None
+    mine, plain = (sum(1 / pair[at].tokens_per_second for pair in used) for at in (0, 1))
+    return Figure(plain / mine, len(used), clean)
 
 
 def host_costs(rows: Sequence[Row], bandwidth: float) -> list[HostCost]:

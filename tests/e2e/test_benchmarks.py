@@ -104,6 +104,8 @@ def test_rounds_measure_every_mode_and_leave_out_who_fails(echo_peer: Path, tmp_
     assert found["echo plain"].ratio == {}
     assert found["echo fast"].ratio["edit"].value == pytest.approx(2.0)
     assert found["echo + lookup"].ratio["edit"].value == pytest.approx(2.0)
+    assert found["echo plain"].by_time == {}
+    assert found["echo fast"].by_time["edit and quote"].value == pytest.approx(2.0)
     assert (found["echo fast"].same, found["echo fast"].compared) == (12, 12)
     assert (found["echo wrong"].same, found["echo wrong"].compared) == (0, 12)
     machine = {"CPU": "echo", "memory GB/s": 10.0}
@@ -170,6 +172,16 @@ def test_dsc_is_timed_through_its_own_runtime(tiny_bundle: Path) -> None:
         assert (row.detail["stats"]["proposed"] > 0) == (row.mode == "self")
     plain, fast = summarise(rows, [contender])
     assert (plain.compared, fast.same, fast.compared) == (0, 8, 8)
+
+
+def test_speculation_by_time_counts_every_second(tmp_path: Path, echo_peer: Path) -> None:
+    def row(case: str, mode: str, seconds: float) -> Row:
+        return Row(0, "echo", mode, "quote", case, 4, [1] * 11, 1.0, 1.0 + seconds, 0.0, True, 1.0, {})
+
+    rows = [row("short", "plain", 1.0), row("short", "fast", 2.0), row("long", "plain", 9.0), row("long", "fast", 3.0)]
+    _, fast = summarise(rows, [Contender("echo", "echo", echo_peer, tmp_path, modes={"plain": {}, "fast": {}})])
+    assert fast.ratio["quote"].value == pytest.approx(1.75)
+    assert fast.by_time["quote"].value == pytest.approx(2.0)
 
 
 def test_a_proof_holds_resumes_and_is_written(
