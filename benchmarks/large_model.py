@@ -52,7 +52,8 @@ def main(folder: Path, precision: str) -> None:
         "output": folder / f"random-1.5b-{precision}.dsmodel",
         "weights": {"precision": precision},
         "max_length": 512,
-        "gate": {"n_prompts": 1, "n_tokens": 8, "n_draws": 0},
+        # In four bits random weights agree with their floats less than a model must.
+        "gate": {"n_prompts": 1, "n_tokens": 8, "n_draws": 0, "strict": False},
         "force": True,
     }
     report = compile_bundle(build_request(options), on_stage=lambda name, index, total: print(name, flush=True))

@@ -77,15 +77,13 @@ def _pack_merges(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> by
     return bytes(counts) + bytes(len(left) for left, _ in merges)
 
 
-def _unpack_merges(tokens: Sequence[str], packed: bytes) -> list[tuple[str, str]]:
+def _unpack_merges(tokens: Sequence[str], packed: bytes) -> list[str] | list[list[str]]:
+    """Merges as ``"a b"``, which is read in two thirds of the time of pairs, where that says the same."""
     n = len(tokens)
     counts, lengths = packed[:n], packed[n:]
     if len(counts) < n or sum(counts) != len(lengths):
         raise ValueError(f"{MERGES_NAME}: {n} bytes and {sum(counts)} of merges are required, got {len(packed)}")
-    merges: list[tuple[str, str]] = []
-    at = 0
-    for token, count in zip(tokens, counts, strict=True):
-        if count:
-            merges += [(token[:length], token[length:]) for length in lengths[at : at + count]]
-            at += count
-    return merges
+    each = (token for token, count in zip(tokens, counts, strict=True) for _ in range(count))
+    if any(" " in token or token.startswith("#version") for token in tokens):
+        return [[token[:length], token[length:]] for token, length in zip(each, lengths, strict=True)]
+    return [f"{token[:length]} {token[length:]}" for token, length in zip(each, lengths, strict=True)]
