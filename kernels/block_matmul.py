@@ -114,18 +114,15 @@ BLOCK_MATMUL = KernelContract(
     tolerances={"float32": 1.6e-2},
 )
 
-_PLAIN = """
-BlockMatMul <bits, K, N, block: int = 32>
-  (x, qweight, scales) => (y) {
-  y = com.microsoft.MatMulNBits <bits: int = @bits, K: int = @K, N: int = @N, block_size: int = @block,
-      accuracy_level = 4> (x, qweight, scales)
-}
-"""
-_WITH_MINS = """
-BlockMatMul <bits, K, N, block: int = 32>
-  (x, qweight, scales, mins) => (y) {
-  main = com.microsoft.MatMulNBits <bits: int = @bits, K: int = @K, N: int = @N, block_size: int = @block,
-      accuracy_level = 4> (x, qweight, scales)
+
+def product_text(codes: str, scales: str, mins: str | None) -> str:
+    """Nodes that give `y` from `x` and blocks by rows; the arguments are names of values."""
+    product = f"""com.microsoft.MatMulNBits <bits: int = @bits, K: int = @K, N: int = @N, block_size: int = @block,
+      accuracy_level = 4> (x, {codes}, {scales})"""
+    if mins is None:
+        return f"y = {product}"
+    return f"""
+  main = {product}
   rows = Shape <start = 0, end = -1> (x)
   size = Constant <value_int: int = @block> ()
   last = Constant <value_ints = [-1]> ()
@@ -133,15 +130,17 @@ BlockMatMul <bits, K, N, block: int = 32>
   blocks = Concat <axis = 0> (rows, last, size1)
   split = Reshape (x, blocks)
   sums = ReduceSum <keepdims = 0> (split, last)
-  shift = com.microsoft.FusedMatMul <transB = 1> (sums, mins)
+  shift = com.microsoft.FusedMatMul <transB = 1> (sums, {mins})
   y = Add (main, shift)
-}
 """
 
 
 def function_body(has_mins: bool = False) -> ir.Function:
     """The operator as onnxruntime's MatMulNBits, plus a product of block sums when there are minima."""
-    return parse_function(_WITH_MINS if has_mins else _PLAIN, microsoft=True)
+    mins = "mins" if has_mins else None
+    inputs = ", ".join(name for name in ("x", "qweight", "scales", mins) if name)
+    body = product_text("qweight", "scales", mins)
+    return parse_function(f"BlockMatMul <bits, K, N, block: int = 32> ({inputs}) => (y) {{ {body} }}", microsoft=True)
 
 
 def function_for(node: ir.Node) -> ir.Function:

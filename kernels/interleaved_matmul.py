@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dsc.kernels import block_matmul
+from dsc.kernels.block_matmul import product_text
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
 from dsc.kernels.function_text import function_by_mins, parse_function
 from dsc.kernels.interleave import (
@@ -76,33 +77,15 @@ INTERLEAVED_MATMUL = KernelContract(
     tolerances=block_matmul.BLOCK_MATMUL.tolerances,
 )
 
-_PLAIN = f"""
-InterleavedMatMul <bits, K, N, block: int = 32>
-  (x, qweight, scales) => (y) {{ {SEPARATION}
-  y = com.microsoft.MatMulNBits <bits: int = @bits, K: int = @K, N: int = @N, block_size: int = @block,
-      accuracy_level = 4> (x, codes, factors)
-}}
-"""
-_WITH_MINS = f"""
-InterleavedMatMul <bits, K, N, block: int = 32>
-  (x, qweight, scales, mins) => (y) {{ {SEPARATION} {MINS_SEPARATION}
-  main = com.microsoft.MatMulNBits <bits: int = @bits, K: int = @K, N: int = @N, block_size: int = @block,
-      accuracy_level = 4> (x, codes, factors)
-  rows = Shape <start = 0, end = -1> (x)
-  size = Constant <value_int: int = @block> ()
-  size1 = Reshape (size, rest)
-  blocks = Concat <axis = 0> (rows, rest, size1)
-  split = Reshape (x, blocks)
-  sums = ReduceSum <keepdims = 0> (split, rest)
-  shift = com.microsoft.FusedMatMul <transB = 1> (sums, minima)
-  y = Add (main, shift)
-}}
-"""
-
 
 def function_body(has_mins: bool = False) -> ir.Function:
     """The columns put apart again, then as `BlockMatMul`."""
-    return parse_function(_WITH_MINS if has_mins else _PLAIN, microsoft=True)
+    head = "InterleavedMatMul <bits, K, N, block: int = 32> (x, qweight, scales"
+    if not has_mins:
+        body = SEPARATION + product_text("codes", "factors", None)
+        return parse_function(f"{head}) => (y) {{ {body} }}", microsoft=True)
+    body = SEPARATION + MINS_SEPARATION + product_text("codes", "factors", "minima")
+    return parse_function(f"{head}, mins) => (y) {{ {body} }}", microsoft=True)
 
 
 def function_for(node: ir.Node) -> ir.Function:

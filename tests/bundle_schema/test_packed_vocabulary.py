@@ -5,25 +5,14 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+from trained_tokenizer import trained
 
 from dsc.bundle_schema.errors import ConfigError
 from dsc.bundle_schema.packed_vocabulary import MERGES_NAME, TOKENIZER_NAME, pack_tokenizer, unpack_tokenizer
 from dsc.runtime.text import load_tokenizer
 
-CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café, 東京 and emoji 🙂", "x = [1, 2]  # version 3"] * 9
-
-
-def trained(byte_level: bool) -> bytes:
-    tokenizer = Tokenizer(models.BPE(unk_token=None if byte_level else "<unk>"))
-    if byte_level:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>"]))
-    return tokenizer.to_str().encode()
-
-
-BYTE_LEVEL, WITH_SPACES = trained(True), trained(False)
+BYTE_LEVEL, WITH_SPACES = (trained(kind).to_str().encode() for kind in (True, False))
 
 
 def changed(data: bytes, **model) -> bytes:

@@ -5,23 +5,14 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+from trained_tokenizer import CORPUS, trained
 
 from dsc.bundle_schema.packed_vocabulary import MERGES_NAME
 from dsc.compiler.tokenizer_compact import compact_files, compact_tokenizer
 from dsc.runtime.text import load_tokenizer
 
-CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café, 東京 and emoji 🙂", "x = [1, 2]  # version 3"] * 9
 TEXTS = st.text(max_size=60) | st.sampled_from(CORPUS)
-
-
-def trained(byte_level: bool) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(unk_token=None if byte_level else "<unk>"))
-    if byte_level:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>"]))
-    return tokenizer
 
 
 BYTE_LEVEL, WITH_SPACES = trained(True), trained(False)
