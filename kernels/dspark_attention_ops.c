@@ -73,7 +73,8 @@ static OrtStatus *share_pools(const OrtApi *api, OrtKernelContext *context, cons
 
 static VerifyAttention attention_of(const Node *node, const Tensor *in) {
   return (VerifyAttention){.slots = in[0].dims[0], .pool_rows = in[0].dims[2], .past = in[2].data,
-                           .sinks = in[3].data, .tree = in[4].data, .offsets = in[5].data, .scale = node->scale, .softcap = node->softcap, .window = node->window};
+                           .sinks = in[3].data, .tree = in[4].data, .offsets = in[5].data, .scale = node->scale,
+                           .softcap = node->softcap, .window = node->window};
 }
 
 static OrtStatus *compute_attention(void *kernel, OrtKernelContext *context) {

@@ -18,9 +18,9 @@ static void take_block(const Interleaved *w, int64_t block, int64_t column, floa
 
 static void take_row(void *argument, size_t row) {
   const InterleavedGather *op = argument;
-  int64_t id = op->ids[row], blocks = op->weight.k / BLOCK;
-  for (int64_t b = 0; b < blocks; b++)
-    take_block(&op->weight, id / INTERLEAVE * blocks + b, id % INTERLEAVE, op->y + (int64_t)row * op->weight.k + b * BLOCK);
+  int64_t id = op->ids[row], blocks = op->weight.k / BLOCK, first = id / INTERLEAVE * blocks;
+  float *y = op->y + (int64_t)row * op->weight.k;
+  for (int64_t b = 0; b < blocks; b++) take_block(&op->weight, first + b, id % INTERLEAVE, y + b * BLOCK);
 }
 
 void dspark_interleaved_gather(const InterleavedGather *op, const Pool *pool) {

@@ -42,7 +42,8 @@ AVX2_CODE static void quantise_row(const Job *job, int64_t row) {
   const float *x = job->op->x + row * job->op->weight.k;
   const __m256 sign = _mm256_set1_ps(-0.0f);
   const __m256i whole = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i parted = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+  const __m256i parted =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
   int64_t at = row * job->blocks;
   for (int64_t block = 0; block < job->blocks; block++, at++, x += BLOCK) {
     __m256 v[4], large = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
@@ -148,7 +149,8 @@ AVX2_INLINE void add_block(const Job *job, int64_t at, int64_t block, int64_t se
 AVX2_INLINE void fetch_next(const Job *job, int64_t at, int bits) {
   const InterleavedMatMul *op = job->op;
   int64_t next = (at + job->blocks) * INTERLEAVE;
-  for (int i = 0; i < INTERLEAVE * 4 * bits; i += LINE) _mm_prefetch(op->weight.codes + next * 4 * bits + i, _MM_HINT_T0);
+  const uint8_t *codes = op->weight.codes + next * 4 * bits;
+  for (int i = 0; i < INTERLEAVE * 4 * bits; i += LINE) _mm_prefetch(codes + i, _MM_HINT_T0);
   _mm_prefetch(op->weight.scales + next, _MM_HINT_T0);
   if (op->weight.mins) _mm_prefetch(op->weight.mins + next, _MM_HINT_T0);
 }

@@ -10,7 +10,8 @@ static OrtStatus *create_interleaved(const OrtCustomOp *op, const OrtApi *api, c
   TRY(ort_attribute_int(api)(info, "K", &node.k));
   TRY(ort_attribute_int(api)(info, "N", &node.n));
   REQUIRE(api, node.bits == 4 || node.bits == 8, "ai.dspark: bits of an interleaved matrix must be 4 or 8");
-  REQUIRE(api, node.k > 0 && node.k % BLOCK == 0, "ai.dspark: K of an interleaved matrix must be a positive multiple of 32");
+  REQUIRE(api, node.k > 0 && node.k % BLOCK == 0,
+          "ai.dspark: K of an interleaved matrix must be a positive multiple of 32");
   REQUIRE(api, node.n > 0, "ai.dspark: N of an interleaved matrix must be positive");
   return keep_node(node, out);
 }
