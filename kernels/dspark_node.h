@@ -57,7 +57,7 @@ static inline OrtStatus *read_input(const OrtApi *api, const OrtKernelContext *c
 }
 
 static inline OrtStatus *make_output(const OrtApi *api, OrtKernelContext *context, size_t index, const Tensor *shape,
-                              void **data) {
+                                     void **data) {
   OrtValue *value = NULL;
   TRY(ort_output(api)(context, index, shape->dims, shape->rank, &value));
   return ort_data(api)(value, data);
