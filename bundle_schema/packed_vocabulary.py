@@ -17,7 +17,6 @@ from typing import Any
 
 MERGES_NAME = "merges.bin"
 TOKENIZER_NAME = "tokenizer.json"
-_MOST = 255
 
 
 def pack_tokenizer(data: bytes) -> dict[str, bytes]:
@@ -27,13 +26,13 @@ def pack_tokenizer(data: bytes) -> dict[str, bytes]:
     try:
         tree = json.loads(data)
         model = tree["model"]
+        if model["type"] != "BPE":
+            return {}
         tokens = _by_id(model["vocab"])
         merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-        packed = _pack_merges(tokens, merges) if model["type"] == "BPE" else None
+        packed = _pack_merges(tokens, merges)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return {}  # no tokenizer: whoever reads it says so
-    if packed is None:
-        return {}
+        return {}  # what is no tokenizer at all, whoever reads it says so
     model["vocab"], model["merges"] = tokens, None
     return {TOKENIZER_NAME: json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode(), MERGES_NAME: packed}
 
@@ -61,19 +60,17 @@ def _by_id(vocabulary: Mapping[str, int]) -> list[str]:
     return tokens
 
 
-def _pack_merges(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> bytes | None:
-    """merges.bin, None when the merges cannot be written so."""
+def _pack_merges(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> bytes:
+    """merges.bin. Raises ValueError where the merges cannot be written so, also where a number exceeds a byte."""
     ids = {token: made for made, token in enumerate(tokens)}
     counts = [0] * len(tokens)
     last = 0
     for left, right in merges:
         made = ids.get(left + right, -1)
-        if made < last or not 0 < len(left) <= _MOST:
-            return None
+        if made < last or not left:
+            raise ValueError("another order, or a merge that makes no token")
         counts[made] += 1
         last = made
-    if max(counts, default=0) > _MOST:
-        return None
     return bytes(counts) + bytes(len(left) for left, _ in merges)
 
 

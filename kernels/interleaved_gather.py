@@ -68,36 +68,30 @@ INTERLEAVED_GATHER = KernelContract(
     example={"S": 5, "G": 3, "K": 96, "T": 2, "Q": 8},
 )
 
-_GATHER = """
+_PICKED = """
   two = Constant <value_ints = [2]> ()
   factors3 = Unsqueeze (factors, two)
   picked = com.microsoft.GatherBlockQuantized <bits: int = @bits, block_size: int = @block, gather_axis = 0,
       quantize_axis = 2> (codes, ids, factors3)
-"""
-_FLAT = """
   lead = Shape (ids)
   dims = Concat <axis = 0> (lead, rest)
 """
-_PLAIN = f"""
-InterleavedGather <bits, K, N, block: int = 32>
-  (ids, qweight, scales) => (rows) {{ {SEPARATION} {_GATHER} {_FLAT}
-  rows = Reshape (picked, dims)
-}}
-"""
-_WITH_MINS = f"""
-InterleavedGather <bits, K, N, block: int = 32>
-  (ids, qweight, scales, mins) => (rows) {{ {SEPARATION} {MINS_SEPARATION} {_GATHER} {_FLAT}
+_SHIFTED = """
   minima3 = Unsqueeze (minima, two)
   shifts = Gather (minima3, ids)
   shifted = Add (picked, shifts)
   rows = Reshape (shifted, dims)
-}}
 """
 
 
 def function_body(has_mins: bool = False) -> ir.Function:
     """The columns put apart again, then onnxruntime's GatherBlockQuantized, and the minima added."""
-    return parse_function(_WITH_MINS if has_mins else _PLAIN, microsoft=True)
+    head = "InterleavedGather <bits, K, N, block: int = 32> (ids, qweight, scales"
+    if not has_mins:
+        body = f"{SEPARATION} {_PICKED} rows = Reshape (picked, dims)"
+        return parse_function(f"{head}) => (rows) {{ {body} }}", microsoft=True)
+    body = SEPARATION + MINS_SEPARATION + _PICKED + _SHIFTED
+    return parse_function(f"{head}, mins) => (rows) {{ {body} }}", microsoft=True)
 
 
 def function_for(node: ir.Node) -> ir.Function:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,6 +84,17 @@ def add_initializer(graph: ir.Graph, name: str, content: ir.TensorProtocol | npt
     value.const_value = tensor
     graph.register_initializer(value)
     return value
+
+
+def rearranged(
+    tensor: ir.TensorProtocol, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], shape: Sequence[int]
+) -> ir.TensorProtocol:
+    """`change` of a tensor's content, of the same type, made when it is read: no copy is kept."""
+
+    def content() -> ir.TensorProtocol:
+        return ir.Tensor(np.ascontiguousarray(change(tensor.numpy())), dtype=tensor.dtype)
+
+    return ir.LazyTensor(content, dtype=tensor.dtype, shape=ir.Shape(shape))
 
 
 def _equal_small(one: ir.TensorProtocol | None, other: ir.TensorProtocol, max_elements: int = 64) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from dsc.kernels.block_matmul import BLOCK
@@ -24,13 +22,12 @@ from dsc.passes.graph_edit import (
     is_op,
     is_weight,
     producer,
+    rearranged,
     remove_dead,
     replace_value,
     tensor_dims,
 )
 from dsc.passes.quantize_embedding import BY_BLOCK
-
-Change = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -104,12 +101,12 @@ def _interleave(graph: ir.Graph, products: Sequence[ir.Node], gathers: Sequence[
     """gathers: the first and the last node of each."""
     first = products[0]
     blocks = [None if value is None else _interleaved(graph, value) for value in first.inputs[1:]]
-    attributes = {name: attribute(first, name, 0) for name in ("bits", "K", "N")} | {"block": BLOCK}
     for node in products:
-        kept = {name: node.attributes[name].value for name in ("accuracy_level",) if name in node.attributes}
-        _put("InterleavedMatMul", node, [node.inputs[0], *blocks], attributes | kept)
+        attributes = {name: attr.value for name, attr in node.attributes.items()}
+        _put("InterleavedMatMul", node, [node.inputs[0], *blocks], attributes)
+    described = {name: attribute(first, name, 0) for name in ("bits", "K", "N")} | {"block": BLOCK}
     for gather, last in gathers:
-        _put("InterleavedGather", last, [gather.inputs[1], *blocks], attributes)
+        _put("InterleavedGather", last, [gather.inputs[1], *blocks], described)
 
 
 def _put(kind: str, node: ir.Node, inputs: Sequence[ir.Value | None], attributes: dict[str, Any]) -> None:
@@ -130,13 +127,4 @@ def _interleaved(graph: ir.Graph, value: ir.Value) -> ir.Value:
     n, groups, *size = tensor_dims(tensor)
     shape = [tiles_of(n), groups, *([size[0] // 4, COLUMNS, 4] if size else [COLUMNS])]
     change = interleave_codes if size else interleave_factors
-    return add_initializer(graph, name, reordered(tensor, change, shape))
-
-
-def reordered(tensor: ir.TensorProtocol, change: Change, shape: Sequence[int]) -> ir.TensorProtocol:
-    """`change` of a tensor's content, made when it is read."""
-
-    def content() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(change(tensor.numpy())), dtype=tensor.dtype)
-
-    return ir.LazyTensor(content, dtype=tensor.dtype, shape=ir.Shape(shape))
+    return add_initializer(graph, name, rearranged(tensor, change, shape))

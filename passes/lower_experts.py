@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from dsc.passes.graph_edit import (
     is_weight,
     owner,
     producer,
+    rearranged,
     remove_dead,
     replace_value,
     tensor_dims,
@@ -154,21 +155,17 @@ def _derived(node: ir.Node, value: ir.Value, transposed: bool, halves: bool) -> 
     dims = list(tensor_dims(tensor))
     if transposed:
         dims[1], dims[2] = dims[2], dims[1]
-    lazy = ir.LazyTensor(_rearranger(tensor, transposed, halves), dtype=tensor.dtype, shape=ir.Shape(dims))
-    return add_initializer(owner(node), f"{value.name}.moe", lazy)
+    change = partial(_as_moe, transposed=transposed, halves=halves)
+    return add_initializer(owner(node), f"{value.name}.moe", rearranged(tensor, change, dims))
 
 
-def _rearranger(tensor: ir.TensorProtocol, transposed: bool, halves: bool) -> Callable[[], ir.TensorProtocol]:
-    def rearranged() -> ir.TensorProtocol:
-        array: npt.NDArray[Any] = tensor.numpy()
-        if transposed:
-            array = array.swapaxes(1, 2)
-        if halves:
-            gate, up = np.split(array, 2, axis=1)
-            array = np.stack([gate, up], axis=2).reshape(array.shape)
-        return ir.Tensor(np.ascontiguousarray(array), dtype=tensor.dtype)
-
-    return rearranged
+def _as_moe(array: npt.NDArray[Any], transposed: bool, halves: bool) -> npt.NDArray[Any]:
+    if transposed:
+        array = array.swapaxes(1, 2)
+    if halves:
+        gate, up = np.split(array, 2, axis=1)
+        array = np.stack([gate, up], axis=2).reshape(array.shape)
+    return array
 
 
 def _required(node: ir.Node, index: int) -> ir.Value:

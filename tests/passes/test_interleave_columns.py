@@ -2,7 +2,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from native_operator import library
-from pass_graphs import ops, run, text_model
+from pass_graphs import ops, run
+from tied_embedding import WithMins, tied_embedding
 
 from dsc.passes.attach_bodies import AttachBodiesPass
 from dsc.passes.interleave_columns import InterleaveColumnsPass
@@ -12,23 +13,9 @@ from dsc.passes.quantize_weights import QuantizeWeightsPass
 from dsc.passes.separate_columns import SeparateColumnsPass
 from dsc.passes.verify_graph import verify_graph
 
-E = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)
-
-
-class WithMins:
-    bits = 4
-    qweight = np.random.default_rng(1).integers(0, 256, (50, 2, 16), dtype=np.uint8)
-    scales = np.random.default_rng(2).uniform(0.5, 1, (50, 2)).astype(np.float32)
-    mins = np.random.default_rng(3).standard_normal((50, 2)).astype(np.float32)
-
 
 def tied(ids="int64", **options):
-    model = text_model(
-        f"""agraph ({ids}[batch, seq] ids, float[batch, seq, 64] h, float[50, 64] w)
-        => (float[batch, seq, 64] e, float[batch, seq, 50] logits)
-        {{ e = Gather(w, ids) t = Transpose<perm=[1, 0]>(w) logits = MatMul(h, t) }}""",
-        w=E,
-    )
+    model = tied_embedding(ids)
     QuantizeWeightsPass(**options)(model)
     QuantizeEmbeddingPass()(model)
     return model

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
-from pass_graphs import ops, run, text_model
+from pass_graphs import ops, run
+from tied_embedding import WithMins, tied_embedding
 
 from dsc.passes.block_quantisation import Blocks, dequantise
 from dsc.passes.lower_block_matmul import LowerBlockMatMulPass
@@ -8,28 +9,10 @@ from dsc.passes.quantize_embedding import QuantizeEmbeddingPass
 from dsc.passes.quantize_weights import QuantizeWeightsPass
 from dsc.passes.verify_graph import verify_graph
 
-E = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)
-
-
-def build():
-    return text_model(
-        """agraph (int64[batch, seq] ids, float[batch, seq, 64] h, float[50, 64] w)
-        => (float[batch, seq, 64] e, float[batch, seq, 50] logits)
-        { e = Gather(w, ids) t = Transpose<perm=[1, 0]>(w) logits = MatMul(h, t) }""",
-        w=E,
-    )
-
-
-class WithMins:
-    bits = 4
-    qweight = np.random.default_rng(1).integers(0, 256, (50, 2, 16), dtype=np.uint8)
-    scales = np.random.default_rng(2).uniform(0.5, 1, (50, 2)).astype(np.float32)
-    mins = np.random.default_rng(3).standard_normal((50, 2)).astype(np.float32)
-
 
 @pytest.mark.parametrize("options", [{}, {"head_bits": 4}, {"block": 64}, {"block_weights": {"w": WithMins()}}])
 def test_the_embedding_gathers_from_the_heads_blocks(options):
-    model = build()
+    model = tied_embedding()
     QuantizeWeightsPass(**options)(model)
     assert "w" in model.graph.initializers
     result = QuantizeEmbeddingPass()(model)
@@ -50,7 +33,7 @@ def test_the_embedding_gathers_from_the_heads_blocks(options):
 
 
 def test_an_embedding_without_a_quantised_head_stays():
-    model = build()
+    model = tied_embedding()
     QuantizeWeightsPass(exclude=("w",))(model)
     result = QuantizeEmbeddingPass()(model)
     assert not result.modified
