@@ -30,13 +30,22 @@ SOURCES = (
     "dspark_product_ops.c",
     "dspark_attention_ops.c",
     "dspark_matmul.c",
+    "dspark_matmul_avx2.c",
+    "dspark_matmul_avx512.c",
     "dspark_gather.c",
     "dspark_dense.c",
     "dspark_attention.c",
     "dspark_fused.c",
 )
-HEADERS = ("dspark_cpu.h", "dspark_exp.h", "dspark_node.h", "dspark_ort.h")
-# No -march (the code picks AVX2 by function) and no -ffast-math; fused multiply-adds only where the source says so.
+HEADERS = (
+    "dspark_cpu.h",
+    "dspark_exp.h",
+    "dspark_matmul.h",
+    "dspark_matmul_tile.h",
+    "dspark_node.h",
+    "dspark_ort.h",
+)
+# No -march (the code picks AVX2 or AVX-512 by function) and no -ffast-math; fused multiply-adds only where the source says so.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
 # onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
 REVISION = 5

@@ -15,6 +15,7 @@ from dsc.bundle_schema.errors import KernelError
 from dsc.kernels import native
 
 ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("matmul", "matmul_avx2", "matmul_avx512", "gather", "dense", "attention")
 
 
 def test_a_folder_without_one_says_so(tmp_path):
@@ -70,9 +71,23 @@ def test_random_shapes_touch_no_foreign_memory(tmp_path):
     kernels = ROOT / "kernels"
     command = [compiler, "-O1", "-g", "-std=gnu11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     command += [f"-I{kernels}", ROOT / "tests/support/native_fuzz.c"]
-    sources = [kernels / f"dspark_{name}.c" for name in ("matmul", "gather", "attention")]
+    sources = [kernels / f"dspark_{name}.c" for name in PARTS]
     subprocess.run([*command, *sources, "-lm", "-o", tmp_path / "fuzz"], check=True)
     subprocess.run([tmp_path / "fuzz", "400"], check=True)
+
+
+def test_wide_and_narrow_vectors_give_the_same_bits(tmp_path):
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    sources = [ROOT / "tests/support/native_paths.c", *(ROOT / "kernels").glob("dspark_matmul_avx*.c")]
+    command = [compiler, *native.FLAGS, f"-I{ROOT / 'kernels'}", *sources, "-lm", "-o", tmp_path / "paths"]
+    subprocess.run(command, check=True)
+    done = subprocess.run([tmp_path / "paths", "1000"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    if done.stdout == "0\n":
+        pytest.skip("this processor has no AVX512-VNNI, and so narrow vectors only")
+    assert done.stdout == "1000\n"
 
 
 def test_a_library_of_another_revision_is_refused_with_both_numbers(tmp_path, monkeypatch):

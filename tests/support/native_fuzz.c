@@ -40,6 +40,17 @@ static int multiply(void) {
   return bad;
 }
 
+static int multiply_dense(void) {
+  int64_t rows = between(0, 20), k = between(1, 300), n = between(1, 120);
+  float *x = floats(rows * k), *weight = floats(n * k), *y = floats(rows * n);
+  DenseMatMul product = {rows, k, n, x, weight, y};
+  int bad = 0;
+  dspark_dense_matmul(&product, &here);
+  for (int64_t i = 0; i < rows * n; i++) bad |= !isfinite(y[i]);
+  free(x), free(weight), free(y);
+  return bad;
+}
+
 static int attend(void) {
   int64_t batch = between(1, 3), kv = between(1, 3), heads = kv * between(1, 8), rows = between(1, 20);
   int64_t dim = between(1, 70), pool = rows + between(0, 300), queries = batch * heads * rows * dim;
@@ -93,7 +104,7 @@ int main(int count, char **arguments) {
   int rounds = count > 1 ? atoi(arguments[1]) : 100;
   srand(1);
   for (int i = 0; i < rounds; i++) {
-    if (multiply() || attend() || attend_packed()) {
+    if (multiply() || multiply_dense() || attend() || attend_packed()) {
       printf("round %d: a result is not finite\n", i);
       return 1;
     }
