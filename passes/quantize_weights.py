@@ -16,6 +16,7 @@ from dsc.passes.block_quantisation import Blocks, BlockWeights, quantise_symmetr
 from dsc.passes.graph_edit import DSPARK, add_initializer, import_domain, insert, producer, remove_dead, replace_value
 from dsc.passes.matmul_weights import MatMulWeight, find_matmul_weight, matmul_weights
 
+DEPENDS_ON_OTHERS = "scales activations over the whole tensor, so a row's result depends on the others"
 _PASSED_THROUGH = ("Cast", "Mul", "Div", "Tanh", "Add", "Identity")
 
 
@@ -69,7 +70,10 @@ class QuantizeWeightsPass(GraphPass):
 
     def requires(self, model: ir.Model) -> None:
         """No product in the graph quantises its activations over a whole tensor."""
-        refuse_dynamic_quantisation(model)
+        node = scaled_over_the_tensor(model)
+        if node is not None:
+            hint = "export the float model and let quantize-weights quantise it"
+            raise PassError(f"node {node.name!r}", f"{node.op_type} {DEPENDS_ON_OTHERS}", hint)
 
     def call(self, model: ir.Model) -> PassResult:
         """Replace what the rules allow; two products with one matrix share its blocks."""
@@ -160,19 +164,12 @@ def head_weight(graph: ir.Graph) -> str | None:
     return None
 
 
-def refuse_dynamic_quantisation(model: ir.Model) -> None:
-    """Raise when a node quantises activations with one scale for a whole tensor.
-
-    Raises:
-        PassError: such a node is in the graph; a verified token's logits would depend on rejected ones.
+def scaled_over_the_tensor(model: ir.Model) -> ir.Node | None:
+    """The first node that quantises activations with one scale for a whole tensor: a verified token's logits would
+    depend on rejected ones.
     """
-    for node in model.graph.all_nodes():
-        if node.op_type.startswith(("DynamicQuantize", "MatMulInteger", "ConvInteger")):
-            raise PassError(
-                f"node {node.name!r}",
-                f"{node.op_type} scales activations over the whole tensor, so a row's result depends on the others",
-                "export the float model and let quantize-weights quantise it",
-            )
+    names = ("DynamicQuantize", "MatMulInteger", "ConvInteger")
+    return next((node for node in model.graph.all_nodes() if node.op_type.startswith(names)), None)
 
 
 def _add_blocks(graph: ir.Graph, name: str, blocks: Blocks) -> list[ir.Value | None]:

@@ -23,13 +23,15 @@ _ASSUMED_DRAFT = 0.25
 
 @cache
 def cpu_name() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name as the system tells it, with its family and model: on virtual machines the name is that of
+    several generations.
+    """
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text(errors="replace").partition("\n\n")[0].splitlines() if info.exists() else []
+    known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = known.get("model name") or platform.processor() or platform.machine()
+    numbers = [f"{key.split()[-1]} {known[key]}" for key in ("cpu family", "model") if key in known]
+    return " ".join([name, *numbers])
 
 
 def device_fingerprint(settings: SessionSettings) -> str:

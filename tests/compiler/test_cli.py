@@ -206,6 +206,24 @@ def test_check_tokenizers(tiny_bundle, tiny_source):
     assert "nothing is" in bad(2, "check-tokenizers", tiny_source, "/nonexistent")
 
 
+def test_tokenizers_that_do_not_fit_are_shown_with_the_first_differing_id(tiny_source, tmp_path):
+    files = {name: (tiny_source / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    content = json.loads(files["tokenizer.json"])
+    vocabulary = content["model"]["vocab"]
+    a, b = "a", "b"
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    for name, text in (files | {"tokenizer.json": json.dumps(content)}).items():
+        (tmp_path / name).write_text(text)
+    arguments = ("check-tokenizers", tmp_path, tiny_source, "--text", "a b")
+    done = dsc(*arguments, "--json")
+    report = json.loads(done.stdout)
+    first = min(vocabulary[a], vocabulary[b])
+    assert (done.returncode, report["compatible"]) == (1, False)
+    assert report["differences"][0] == [first, *sorted((a, b), key=vocabulary.__getitem__)]
+    assert report["on_text"]
+    assert f"id {first}" in bad(1, *arguments)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

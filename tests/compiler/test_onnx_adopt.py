@@ -294,6 +294,21 @@ def int_ids(model):
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT32
 
 
+def dynamic_int8(model):
+    """The head's activations in int8 with one scale for all rows, as dynamic quantisers write it."""
+    head = model.graph.node.pop()
+    hidden, name = head.input
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    weight.CopyFrom(numpy_helper.from_array(np.ones(tuple(weight.dims), np.int8), name))
+    made = helper.make_node
+    model.graph.node.extend([
+        made("DynamicQuantizeLinear", [hidden], ["codes", "step", "zero"], name="to_int8"),
+        made("MatMulInteger", ["codes", name, "zero"], ["whole"]),
+        made("Cast", ["whole"], ["wide"], to=TensorProto.FLOAT),
+        made("Mul", ["wide", "step"], list(head.output)),
+    ])  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -304,6 +319,7 @@ def int_ids(model):
         (fixed_batch, "input 'input_ids'"),
         (reordered_cache, r"output 'present.0.key'.*made by Concat"),
         (int_ids, "INT64 with 2 axes is required"),
+        (dynamic_int8, "'to_int8': DynamicQuantizeLinear scales activations over the whole tensor"),
     ],
 )
 def test_what_cannot_be_wrapped_exactly_is_refused_by_name(tmp_path, change, says):
