@@ -114,7 +114,7 @@ bench: install model ## speed against plain decoding and the peers: tables, JSON
 	$(BIN)/python benchmarks/run.py --out build/bench
 
 prove: install model ## 100 prompts x 128 tokens: speculative output equals plain output
-	$(BIN)/python benchmarks/prove.py --out build/prove
+	$(BIN)/python benchmarks/prove.py --draft $(SMOLLM2) --out build/prove
 
 schemas: install ## write the JSON Schemas from the typed models
 	$(BIN)/python -c "from dsc.bundle_schema.schemas import write_schemas; write_schemas()"

@@ -45,7 +45,7 @@ HEADERS = (
     "dspark_node.h",
     "dspark_ort.h",
 )
-# No -march (the code picks AVX2 or AVX-512 by function) and no -ffast-math; fused multiply-adds only where the source says so.
+# No -march (the code picks AVX2 or AVX-512 by function), no -ffast-math; fused multiply-adds where the source says so.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
 # onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
 REVISION = 5

@@ -221,7 +221,7 @@ def test_tokenizers_that_do_not_fit_are_shown_with_the_first_differing_id(tiny_s
     assert (done.returncode, report["compatible"]) == (1, False)
     assert report["differences"][0] == [first, *sorted((a, b), key=vocabulary.__getitem__)]
     assert report["on_text"]
-    assert f"id {first}" in bad(1, *arguments)
+    assert f"first {first}" in bad(1, *arguments)
 
 
 @pytest.mark.parametrize(

@@ -302,8 +302,8 @@ def dynamic_int8(model):
     weight.CopyFrom(numpy_helper.from_array(np.ones(tuple(weight.dims), np.int8), name))
     made = helper.make_node
     model.graph.node.extend([
-        made("DynamicQuantizeLinear", [hidden], ["codes", "step", "zero"], name="to_int8"),
-        made("MatMulInteger", ["codes", name, "zero"], ["whole"]),
+        made("DynamicQuantizeLinear", [hidden], ["codes", "step", "offset"], name="to_int8"),
+        made("MatMulInteger", ["codes", name, "offset"], ["whole"]),
         made("Cast", ["whole"], ["wide"], to=TensorProto.FLOAT),
         made("Mul", ["wide", "step"], list(head.output)),
     ])  # fmt: skip
