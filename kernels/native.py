@@ -34,11 +34,15 @@ SOURCES = (
     "dspark_matmul_avx512.c",
     "dspark_gather.c",
     "dspark_dense.c",
+    "dspark_dense_avx2.c",
+    "dspark_dense_avx512.c",
     "dspark_attention.c",
     "dspark_fused.c",
 )
 HEADERS = (
     "dspark_cpu.h",
+    "dspark_dense.h",
+    "dspark_dense_tile.h",
     "dspark_exp.h",
     "dspark_matmul.h",
     "dspark_matmul_tile.h",

@@ -1,5 +1,6 @@
-/* Both ways of multiplying blocks, on random shapes: the results must be the same bits.  Prints how many shapes were
- * compared, 0 where the processor has one way only. */
+/* Products on narrow and on wide vectors, of random shapes: the results must be the same bits.  Prints how many were
+ * compared, 0 where the processor has narrow vectors only. */
+#include "dspark_dense.h"
 #include "dspark_matmul.c"
 
 #include <stdio.h>
@@ -24,7 +25,26 @@ static float *product(const InterleavedMatMul *op, Multiply *multiply) {
   return own.y;
 }
 
-static int same(int bits) {
+static float *dense_product(const DenseMatMul *op, DenseItem *item) {
+  DenseMatMul own = *op;
+  own.y = floats(op->rows * op->n);
+  for (int64_t tile = 0; tile * tile_width(op) < op->n; tile++) item(&own, (size_t)tile);
+  return own.y;
+}
+
+static int same_dense(void) {
+  int64_t rows = NARROW_ROWS + 1 + rand() % 40, k = 1 + rand() % 300, n = 1 + rand() % 120;
+  float *x = floats(rows * k), *weight = floats(n * k);
+  if (rand() % 5 == 0) x[rand() % (rows * k)] = rand() % 2 ? NAN : INFINITY;
+  DenseMatMul op = {rows, k, n, x, weight, NULL};
+  float *one = dense_product(&op, dspark_dense_avx2), *other = dense_product(&op, dspark_dense_avx512);
+  int equal = !memcmp(one, other, (size_t)(rows * n) * sizeof(float));
+  if (!equal) fprintf(stderr, "floats, %ld rows of %ld, %ld columns\n", (long)rows, (long)k, (long)n);
+  free(x), free(weight), free(one), free(other);
+  return equal;
+}
+
+static int same_blocks(int bits) {
   int64_t rows = rand() % 20, groups = 1 + rand() % 70, n = 1 + rand() % 70;
   int64_t blocks = (n + INTERLEAVE - 1) / INTERLEAVE * INTERLEAVE * groups, bytes = blocks * 4 * bits;
   uint8_t *codes = malloc((size_t)bytes);
@@ -43,10 +63,10 @@ static int same(int bits) {
 }
 
 int main(int argc, char **argv) {
-  int count = has_vnni() && argc > 1 ? atoi(argv[1]) : 0;
+  int wide = has_vnni() && __builtin_cpu_supports("avx512dq"), count = wide && argc > 1 ? atoi(argv[1]) : 0;
   srand(5);
   for (int i = 0; i < count; i++)
-    if (!same(i % 2 ? 4 : 8)) return 1;
+    if (!(i % 3 ? same_blocks(4 * (i % 3)) : same_dense())) return 1;
   printf("%d\n", count);
   return 0;
 }
