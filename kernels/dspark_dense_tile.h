@@ -3,12 +3,12 @@
  * Every result is a dot product over k in one order, whatever the width: eight lanes add every eighth product, a fixed
  * tree adds the lanes.  A few rows cost what one does, the time in which memory delivers the weights: they go through
  * the registers once for several rows.  Memory delivers fastest from several places at once, each read in the order in
- * which it lies: the processor fetches ahead for each of them, but not past the end of a page.  So the columns of a tile
- * are far apart.  Several rows leave it too little time for that: while a tile is multiplied, the one behind it is
+ * which it lies: the processor fetches ahead for each of them, but not past the end of a page.  So the columns of a
+ * tile are far apart.  Several rows leave it too little time for that: while a tile is multiplied, the one behind it is
  * fetched, evenly over the passes through the tile, so that memory is never idle.
  *
- * The including file defines CODE and INLINE (of its processors), ROWS (most at a time) and CASES (of how many rows and
- * columns), Floats (a vector of PAIR columns, eight lanes each), load_row, load_columns, fused, and column.
+ * The including file defines CODE and INLINE (of its processors), ROWS (most at a time) and CASES (of how many rows
+ * and columns), Floats (a vector of PAIR columns, eight lanes each), load_row, load_columns, fused, and column.
  */
 #include "dspark_dense.h"
 

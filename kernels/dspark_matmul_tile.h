@@ -5,8 +5,8 @@
  * two of the remainder, of its even and of its odd blocks, come last.  The integer dot products are exact.
  *
  * The including file defines CODE and INLINE (of its processors), Floats and Ints (vectors), V (an intrinsic's name),
- * HALVES (vectors for sixteen columns), ROW_TILE (most rows at a time), BYTES_ABOVE (what is added to signed bytes), and
- * multiply_block.
+ * HALVES (vectors for sixteen columns), ROW_TILE (most rows at a time), BYTES_ABOVE (what is added to signed bytes),
+ * and multiply_block.
  */
 #include "dspark_matmul.h"
 
