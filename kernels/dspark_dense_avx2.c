@@ -5,6 +5,7 @@
 
 #define CODE AVX2_CODE
 #define INLINE AVX2_INLINE
+#define ITEM dspark_dense_avx2
 #define PAIR 1
 #define ROWS 6
 #define CASES CASE(1, 4) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
@@ -29,5 +30,3 @@ AVX2_INLINE __m256 fused(__m256 a, __m256 b, __m256 sum) { return _mm256_fmadd_p
 AVX2_INLINE __m256 column(const __m256 *sums, int c) { return sums[c]; }
 
 #include "dspark_dense_tile.h"
-
-AVX2_CODE void dspark_dense_avx2(void *op, size_t tile) { multiply_item(op, tile); }

@@ -5,6 +5,7 @@
 
 #define CODE __attribute__((target("avx512f,avx512dq,avx2,fma")))
 #define INLINE static inline __attribute__((always_inline, target("avx512f,avx512dq,avx2,fma")))
+#define ITEM dspark_dense_avx512
 #define PAIR 2
 #define ROWS 12
 #define CASES CASE(6, 4) CASE(7, 4) CASE(8, 4) CASE(9, 4) CASE(10, 4) CASE(11, 4) CASE(12, 4)
@@ -29,5 +30,3 @@ INLINE __m256 column(const __m512 *sums, int c) {
 }
 
 #include "dspark_dense_tile.h"
-
-CODE void dspark_dense_avx512(void *op, size_t tile) { multiply_item(op, tile); }

@@ -7,8 +7,9 @@
  * tile are far apart.  Several rows leave it too little time for that: while a tile is multiplied, the one behind it is
  * fetched, evenly over the passes through the tile, so that memory is never idle.
  *
- * The including file defines CODE and INLINE (of its processors), ROWS (most at a time) and CASES (of how many rows
- * and columns), Floats (a vector of PAIR columns, eight lanes each), load_row, load_columns, fused, and column.
+ * The including file defines ITEM (the function's name), CODE and INLINE (of its processors), ROWS (most at a time) and
+ * CASES (of how many rows and columns), Floats (a vector of PAIR columns, eight lanes each), load_row, load_columns,
+ * fused, and column.
  */
 #include "dspark_dense.h"
 
@@ -85,7 +86,7 @@ static Fetch to_fetch(const DenseMatMul *op, int64_t width, int pass) {
   return (Fetch){tile, op->rows == 1 ? 0 : 2};
 }
 
-CODE static void multiply_item(void *argument, size_t tile) {
+CODE void ITEM(void *argument, size_t tile) {
   const DenseMatMul *op = argument;
   int64_t width = tile_width(op), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
   int pass = 0;

@@ -5,6 +5,7 @@
 
 #define CODE AVX2_CODE
 #define INLINE AVX2_INLINE
+#define MULTIPLY dspark_multiply_avx2
 #define V(name) _mm256_##name
 #define ROW_TILE 6
 
@@ -56,7 +57,3 @@ AVX2_INLINE void multiply_block(const uint8_t *block, const int8_t *const *q, in
 }
 
 #include "dspark_matmul_tile.h"
-
-AVX2_CODE void dspark_multiply_avx2(const Job *job, int64_t first, int64_t last) {
-  (job->op->weight.bits == 4 ? multiply4 : multiply8)(job, first, last);
-}

@@ -7,6 +7,7 @@
 
 #define CODE __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define INLINE static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512vnni")))
+#define MULTIPLY dspark_multiply_avx512
 #define V(name) _mm512_##name
 #define ROW_TILE 8
 
@@ -40,7 +41,3 @@ INLINE void multiply_block(const uint8_t *block, const int8_t *const *q, int row
 }
 
 #include "dspark_matmul_tile.h"
-
-CODE void dspark_multiply_avx512(const Job *job, int64_t first, int64_t last) {
-  (job->op->weight.bits == 4 ? multiply4 : multiply8)(job, first, last);
-}

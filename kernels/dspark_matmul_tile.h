@@ -4,9 +4,9 @@
  * and a remainder.  Eight sums take scale * (integer dot product) group after group, a fixed tree adds the eight, and
  * two of the remainder, of its even and of its odd blocks, come last.  The integer dot products are exact.
  *
- * The including file defines CODE and INLINE (of its processors), Floats and Ints (vectors), V (an intrinsic's name),
- * HALVES (vectors for sixteen columns), ROW_TILE (most rows at a time), BYTES_ABOVE (what is added to signed bytes),
- * and multiply_block.
+ * The including file defines MULTIPLY (the function's name), CODE and INLINE (of its processors), Floats and Ints
+ * (vectors), V (an intrinsic's name), HALVES (vectors for sixteen columns), ROW_TILE (most rows at a time), BYTES_ABOVE
+ * (what is added to signed bytes), and multiply_block.
  */
 #include "dspark_matmul.h"
 
@@ -112,3 +112,7 @@ INLINE void multiply_tiles(const Job *job, int64_t first, int64_t last, int bits
 
 CODE static void multiply4(const Job *job, int64_t first, int64_t last) { multiply_tiles(job, first, last, 4); }
 CODE static void multiply8(const Job *job, int64_t first, int64_t last) { multiply_tiles(job, first, last, 8); }
+
+CODE void MULTIPLY(const Job *job, int64_t first, int64_t last) {
+  (job->op->weight.bits == 4 ? multiply4 : multiply8)(job, first, last);
+}

@@ -13,7 +13,7 @@ import pytest
 from attention_lm import HEAD_DIM as POOL_HEAD_DIM
 from attention_lm import N_KV_HEADS, attention_lm
 from onnx import TensorProto, helper, numpy_helper
-from onnx_exports import buffer_decoder, concat_decoder, greedy_by, plain_logits, save_export
+from onnx_exports import buffer_decoder, concat_decoder, dynamic_int8, greedy_by, plain_logits, save_export
 
 from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.errors import ModelError, RequestError
@@ -292,21 +292,6 @@ def reordered_cache(model):
 
 def int_ids(model):
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT32
-
-
-def dynamic_int8(model):
-    """The head's activations in int8 with one scale for all rows, as dynamic quantisers write it."""
-    head = model.graph.node.pop()
-    hidden, name = head.input
-    weight = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    weight.CopyFrom(numpy_helper.from_array(np.ones(tuple(weight.dims), np.int8), name))
-    made = helper.make_node
-    model.graph.node.extend([
-        made("DynamicQuantizeLinear", [hidden], ["codes", "step", "offset"], name="to_int8"),
-        made("MatMulInteger", ["codes", name, "offset"], ["whole"]),
-        made("Cast", ["whole"], ["wide"], to=TensorProto.FLOAT),
-        made("Mul", ["wide", "step"], list(head.output)),
-    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(

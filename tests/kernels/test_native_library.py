@@ -19,6 +19,13 @@ PRODUCTS = ("matmul_avx2", "matmul_avx512", "dense_avx2", "dense_avx512")
 PARTS = ("matmul", "dense", "gather", "attention", *PRODUCTS)
 
 
+def c_compiler() -> str:
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    return compiler
+
+
 def test_a_folder_without_one_says_so(tmp_path):
     found = native.find_library(tmp_path)
     assert found.path is None
@@ -66,9 +73,7 @@ def test_the_package_builds_the_same_sources_with_the_same_flags():
 @pytest.mark.slow
 def test_random_shapes_touch_no_foreign_memory(tmp_path):
     """The kernels alone, on buffers of exactly the stated sizes, under the address and behaviour sanitizers."""
-    compiler = shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler with sanitizers")
+    compiler = c_compiler()
     kernels = ROOT / "kernels"
     command = [compiler, "-O1", "-g", "-std=gnu11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     command += [f"-I{kernels}", ROOT / "tests/support/native_fuzz.c"]
@@ -78,9 +83,7 @@ def test_random_shapes_touch_no_foreign_memory(tmp_path):
 
 
 def test_wide_and_narrow_vectors_give_the_same_bits(tmp_path):
-    compiler = shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler")
+    compiler = c_compiler()
     sources = [ROOT / "tests/support/native_paths.c", *(ROOT / f"kernels/dspark_{name}.c" for name in PRODUCTS)]
     command = [compiler, *native.FLAGS, f"-I{ROOT / 'kernels'}", *sources, "-lm", "-o", tmp_path / "paths"]
     subprocess.run(command, check=True)

@@ -1,24 +1,10 @@
 /* Runs the kernels on random shapes with every buffer exactly as long as stated; meant for sanitizers. */
-#include "dspark_cpu.h"
+#include "native_buffers.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-
-static void serial(const Pool *pool, void (*body)(void *, size_t), size_t count, void *argument) {
-  (void)pool;
-  for (size_t i = 0; i < count; i++) body(argument, i);
-}
-
-static const Pool here = {serial, NULL, NULL};
 
 static int64_t between(int64_t low, int64_t high) { return low + rand() % (high - low + 1); }
-
-static float *floats(int64_t count) {
-  float *values = malloc((size_t)count * sizeof(float));
-  for (int64_t i = 0; i < count; i++) values[i] = (float)rand() / (float)RAND_MAX - 0.5f;
-  return values;
-}
 
 static int multiply(void) {
   int64_t rows = between(0, 40), groups = between(1, 70), n = between(1, 70), bits = 4 * between(1, 2);

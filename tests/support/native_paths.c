@@ -2,23 +2,12 @@
  * compared, 0 where the processor has narrow vectors only. */
 #include "dspark_dense.h"
 #include "dspark_matmul.c"
+#include "native_buffers.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static void serial(const Pool *pool, void (*body)(void *, size_t), size_t count, void *argument) {
-  (void)pool;
-  for (size_t i = 0; i < count; i++) body(argument, i);
-}
-
-static float *floats(int64_t count) {
-  float *values = malloc((size_t)count * sizeof(float) + 1);
-  for (int64_t i = 0; i < count; i++) values[i] = (float)rand() / (float)RAND_MAX - 0.5f;
-  return values;
-}
-
 static float *product(const InterleavedMatMul *op, Multiply *multiply) {
-  const Pool here = {serial, NULL, NULL};
   InterleavedMatMul own = *op;
   own.y = floats(op->rows * op->weight.n);
   if (multiply_by(&own, &here, multiply)) exit(2);

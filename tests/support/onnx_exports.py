@@ -152,6 +152,20 @@ def _model(nodes, weights, vocab, kv_heads, head_dim, opsets, position_ids) -> o
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def dynamic_int8(model: onnx.ModelProto) -> None:
+    """The head's activations in int8 with one scale for all rows, as dynamic quantisers write it."""
+    head = model.graph.node.pop()
+    hidden, name = head.input
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    weight.CopyFrom(numpy_helper.from_array(np.ones(tuple(weight.dims), np.int8), name))
+    model.graph.node.extend([
+        n("DynamicQuantizeLinear", [hidden], ["codes", "step", "offset"], name="to_int8"),
+        n("MatMulInteger", ["codes", name, "offset"], ["whole"]),
+        n("Cast", ["whole"], ["wide"], to=FLOAT),
+        n("Mul", ["wide", "step"], list(head.output)),
+    ])  # fmt: skip
+
+
 def save_export(
     folder: Path,
     model: onnx.ModelProto,
