@@ -7,6 +7,7 @@ another number of sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Final
 
@@ -26,6 +27,54 @@ def round_up(value: int, multiple: int) -> int:
 def rows_for(max_length: int, rollback_slack: int) -> int:
     """Rows of a layer that keeps all of them: whole tiles, so that a rejected block never reaches live rows."""
     return round_up(max_length + rollback_slack, TILE_ROWS)
+
+
+def ring_rows_for(window: int, rollback_slack: int) -> int:
+    """Rows of a layer that keeps a window: whole tiles, with room for a round or for a tile of a prompt."""
+    return round_up(window + max(rollback_slack, TILE_ROWS), TILE_ROWS)
+
+
+def layer_rows(window: int | None, max_length: int, rollback_slack: int) -> tuple[int, int | None]:
+    """Rows of a layer, and the window if they are a ring: only where that takes fewer.
+
+    Args:
+        window: of a layer that may be a ring; None keeps all rows.
+    """
+    rows = rows_for(max_length, rollback_slack)
+    if window is None or (ring_rows := ring_rows_for(window, rollback_slack)) >= rows:
+        return rows, None
+    return ring_rows, window
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What the rings of a model can do.
+
+    Attributes:
+        rows: of the smallest ring.
+        room: most rows of one forward, and most that a sequence can be wound back.
+    """
+
+    rows: int
+    room: int
+
+    def keeps(self, written: int, length: int) -> bool:
+        """Whether all rows that `length` positions need are still there after positions up to `written`."""
+        return written <= self.rows or written - length <= self.room
+
+
+def ring_of(plan: KvPlan, owner: Owner) -> Ring | None:
+    """The rings of a model; None when all its layers keep all rows."""
+    rings = [(slot.rows, slot.rows - slot.window) for slot in plan.slots if slot.owner == owner and slot.window]
+    return Ring(min(rows for rows, _ in rings), min(room for _, room in rings)) if rings else None
+
+
+def without_rings(plan: KvPlan) -> KvPlan:
+    """The same plan with all rows in every layer, for graphs that keep position p in row p."""
+    if all(slot.window is None for slot in plan.slots):
+        return plan
+    slots = [slot.model_copy(update={"window": None}) for slot in plan.slots]
+    return resized(plan.model_copy(update={"slots": tuple(slots)}), plan.max_length, plan.n_slots)
 
 
 def lay_out(slots: Sequence[KvSlot], max_length: int, rollback_slack: int) -> KvPlan:
@@ -60,7 +109,7 @@ def lay_out(slots: Sequence[KvSlot], max_length: int, rollback_slack: int) -> Kv
 
 
 def resized(plan: KvPlan, max_length: int, n_slots: int) -> KvPlan:
-    """The same layers for sequences of another length, or for another number of them; rings keep their rows.
+    """The same layers for sequences of another length, or for another number of them; rings that are longer keep all.
 
     Raises:
         PlanError: `max_length` is beyond what the plan's graphs were made for, or it or `n_slots` is out of range.
@@ -71,12 +120,11 @@ def resized(plan: KvPlan, max_length: int, n_slots: int) -> KvPlan:
         raise PlanError("slots", f"1 to {MAX_SLOTS} are possible, got {n_slots}")
     if not plan.slots:
         return plan.model_copy(update={"max_length": max_length, "n_slots": n_slots})
-    rows = rows_for(max_length, plan.rollback_slack)
     slots = []
     for slot in plan.slots:
-        _, n_kv_heads, old_rows, head_dim = slot.shape
-        shape = (n_slots, n_kv_heads, rows if slot.window is None else old_rows, head_dim)
-        slots.append(slot.model_copy(update={"shape": shape}))
+        _, n_kv_heads, _, head_dim = slot.shape
+        rows, window = layer_rows(slot.window, max_length, plan.rollback_slack)
+        slots.append(slot.model_copy(update={"shape": (n_slots, n_kv_heads, rows, head_dim), "window": window}))
     return lay_out(slots, max_length, plan.rollback_slack)
 
 

@@ -212,8 +212,12 @@ def _check_need(plan: KvPlan, slot: KvSlot, info: ModelInfo) -> None:
     required = (plan.n_slots, need.n_kv_heads, need.head_dim)
     if (n_slots, n_kv_heads, head_dim) != required:
         raise PlanError(_name(slot), f"slots, KV heads and head size {required} are required, got shape {slot.shape}")
+    if slot.window is not None and not need.ring:
+        raise PlanError(_name(slot), "must keep all rows: the graph of its layer has no rings")
     if slot.window is not None and slot.window != need.window:
         raise PlanError(_name(slot), f"a ring for window {need.window} is required, got {slot.window}")
+    if slot.window is not None and rows % plan.block[0]:
+        raise PlanError(_name(slot), f"a ring of whole tiles of {plan.block[0]} rows is required, got {rows}")
     least = (plan.max_length if slot.window is None else slot.window) + plan.rollback_slack
     if rows < least:
         raise PlanError(_name(slot), f"at least {least} rows are required, got {rows}")

@@ -18,7 +18,7 @@ from dsc.bundle_schema.weight_index import INDEX_NAME
 from dsc.bundle_schema.zip_layout import WEIGHTS_NAME
 
 MANIFEST_NAME: Final = "manifest.json"
-MANIFEST_SCHEMA: Final = "1.0"
+MANIFEST_SCHEMA: Final = "1.1"
 
 Name = Annotated[str, Field(min_length=1, max_length=1024)]
 Text = Annotated[str, Field(max_length=65536)]
@@ -86,10 +86,10 @@ class ModelEntry(StrictModel):
     graphs: Annotated[tuple[GraphEntry, ...], FailFast()]
 
     def info_on(self, backend: GraphBackend) -> ModelInfo:
-        """`info`, with the element type that the pools have in the graphs of `backend`, where there are some."""
+        """`info` as the graphs of `backend` have it, where there are some: rings are those of the CPU's."""
         pools = (spec for graph in self.graphs if graph.backend == backend for spec in graph.inputs)
         dtype = next((spec.dtype for spec in pools if spec.name.startswith("k_pool.")), self.info.kv_dtype)
-        return self.info.model_copy(update={"kv_dtype": dtype})
+        return self.info.with_pools(dtype, self.info.rings if backend == "cpu" else frozenset())
 
 
 class DraftEntry(StrictModel):

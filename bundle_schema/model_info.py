@@ -14,12 +14,15 @@ Size = Annotated[int, Field(ge=1, le=2**40)]
 class KvLayer(StrictModel):
     """The KV needs of one attention layer.
 
-    `window` is the sliding window in positions (query p sees keys j with p - window < j <= p), None when full.
+    Attributes:
+        window: the sliding window in positions (query p sees keys j with p - window < j <= p), None when full.
+        ring: the graph keeps position p in row p mod rows, so the layer needs no more rows than its window and a round.
     """
 
     n_kv_heads: Size
     head_dim: Size
     window: Size | None = None
+    ring: bool = False
 
 
 class RopeInfo(StrictModel):
@@ -67,3 +70,13 @@ class ModelInfo(StrictModel):
     quantization: str = "none"
     name: str = ""
     licence: str | None = None
+
+    @property
+    def rings(self) -> frozenset[int]:
+        """The layers whose pools may be rings."""
+        return frozenset(index for index, layer in enumerate(self.kv_layers) if layer.ring)
+
+    def with_pools(self, kv_dtype: DType, rings: frozenset[int]) -> ModelInfo:
+        """The same of graphs whose pools have this element type, and in these layers may be rings."""
+        layers = [layer.model_copy(update={"ring": index in rings}) for index, layer in enumerate(self.kv_layers)]
+        return self.model_copy(update={"kv_dtype": kv_dtype, "kv_layers": tuple(layers)})

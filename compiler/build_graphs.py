@@ -36,6 +36,7 @@ from dsc.passes.pass_order import (
 from dsc.passes.pass_order import Kernels as KernelSet
 from dsc.passes.pipeline import PipelineReport, parse_pipeline, run_pipeline
 from dsc.passes.quantize_weights import head_weight
+from dsc.passes.ring_pools import ring_layers
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -112,12 +113,10 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
         reports[name] = run_pipeline(graph, passes, _dumper(name.replace(" ", "-"), request.passes))
         graphs.append(_graph_part(owner, kernels, graph, _BY_PASSES if quantised else str(precision)))
     notes += _notes_on_dumps(owner, reports, request.passes)
-    info = exported.info.model_copy(
-        update={
-            "quantization": _described(precision, exported, request.passes),
-            "kv_dtype": pool_dtype(graphs[0].model),
-        }
-    )
+    quantization = _described(precision, exported, request.passes)
+    rings = frozenset().union(*(ring_layers(graph.model) for graph in graphs))
+    info = exported.info.model_copy(update={"quantization": quantization})
+    info = info.with_pools(pool_dtype(graphs[0].model), rings)
     return BuiltModel(ModelPart(info, tuple(graphs)), reports, tuple(notes), left_out)
 
 

@@ -6,13 +6,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from dsc.bundle_schema.dflash_config import MAX_WINDOW
+from dsc.bundle_schema.kv_layout import layer_rows
 from dsc.compiler.console import format_nbytes
 from dsc.compiler.gpu_kernels import AttentionNeed, attention_needs, estimate
 from dsc.compiler.hf_info import max_length as longest
 from dsc.compiler.onnx_external import onnx_file
 from dsc.compiler.onnx_facts import StatedFacts
 from dsc.compiler.plan_kv import check_positions
-from dsc.compiler.request import Backend, CompileRequest, DraftKind, Precision, WeightOptions
+from dsc.compiler.request import Backend, CompileRequest, DraftKind, Kernels, Precision, WeightOptions
 from dsc.compiler.request_checks import check_request
 from dsc.compiler.sources import GGUF_SUFFIX, require_source
 from dsc.compiler.stages import STAGES
@@ -36,13 +38,14 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
         "output": str(request.output),
         "stages": ", ".join(STAGES),
         "draft kind": str(request.draft.kind),
-        "target": _describe(request.target, request.weights, request.max_length, stated),
+        "target": _describe(request.target, request.weights, request.max_length, stated, request.kernels),
     }
     if request.draft.kind is DraftKind.SELF:
-        report["draft"] = _describe(request.target, request.draft, request.max_length, stated)
+        report["draft"] = _describe(request.target, request.draft, request.max_length, stated, request.kernels)
     elif request.draft.source is not None:
         stated = StatedFacts(request.draft.max_length, eos_ids=())
-        report["draft"] = _describe(request.draft.source, request.draft, request.max_length, stated)
+        source, length = request.draft.source, request.max_length
+        report["draft"] = _describe(source, request.draft, length, stated, request.kernels)
     report |= _gpu_report(request, [report[owner].pop("needs") for owner in ("target", "draft") if owner in report])
     models = [report[owner] for owner in ("target", "draft") if owner in report]
     positions = [model.pop("positions") for model in models]  # a draft with fewer is not asked past them
@@ -71,7 +74,9 @@ def _gpu_report(request: CompileRequest, needs: list[set[AttentionNeed]]) -> dic
     }
 
 
-def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated: StatedFacts) -> dict[str, Any]:
+def _describe(
+    path: Path, weights: WeightOptions, max_length: int | None, stated: StatedFacts, kernels: Kernels
+) -> dict[str, Any]:
     require_source(path)
     graph = onnx_file(path)
     if graph is not None:
@@ -87,21 +92,31 @@ def _describe(path: Path, weights: WeightOptions, max_length: int | None, stated
     n_heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // n_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or n_heads)
-    per_token = 2 * int(config.num_hidden_layers) * kv_heads * head_dim * 4
+    n_layers = int(config.num_hidden_layers)
+    per_row = 2 * kv_heads * head_dim * 4
+    has_rings = kernels is Kernels.NATIVE and precision is not Precision.FP16
+    windows = _windows(config, n_layers) if has_rings else [None] * n_layers
     return {
         "source": str(path),
         "architecture": architecture,
-        "layers": int(config.num_hidden_layers),
+        "layers": n_layers,
         "parameters": n_parameters,
         "precision": str(precision),
         "max length": length,
         "positions": positions,
-        "KV bytes per token": per_token,
+        "KV bytes per token": n_layers * per_row,
         "weights_nbytes": size,
-        "kv_nbytes": per_token * length,
+        "kv_nbytes": per_row * sum(layer_rows(window, length, MAX_WINDOW + 1)[0] for window in windows),
         "fp32_nbytes": 4 * n_parameters,
         "needs": {AttentionNeed(head_dim, bool(getattr(config, "attn_logit_softcapping", None)))},
     }
+
+
+def _windows(config: Any, n_layers: int) -> list[int | None]:
+    """The sliding window of each layer, as configurations of transformers state them."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * n_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, stated: StatedFacts) -> dict[str, Any]:

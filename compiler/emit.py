@@ -72,9 +72,9 @@ class ModelPart:
     graphs: tuple[GraphPart, ...]
 
     def info_on(self, backend: GraphBackend) -> ModelInfo:
-        """`info`, with the element type of the pools in the graphs for `backend`."""
+        """`info` as the graphs for `backend` have it: rings are those of the CPU's."""
         graph = next(graph for graph in self.graphs if graph.backend == backend)
-        return self.info.model_copy(update={"kv_dtype": pool_dtype(graph.model)})
+        return self.info.with_pools(pool_dtype(graph.model), self.info.rings if backend == "cpu" else frozenset())
 
 
 def pool_dtype(model: ir.Model) -> DType:

@@ -15,6 +15,7 @@ from dsc.bundle_schema.manifest import GraphEntry, Manifest, ModelEntry
 from dsc.compiler.bundle_kernels import kernels_section
 from dsc.compiler.console import format_nbytes
 from dsc.compiler.plan_kv import kv_nbytes_per_token
+from dsc.compiler.plan_report import describe_rows
 
 
 def inspect_bundle(path: Path) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def _plan_section(manifest: Manifest, plan: KvPlan, backend: GraphBackend) -> di
         "positions": plan.max_length,
         "slots": plan.n_slots,
         "rollback slack": plan.rollback_slack,
-        "rows a layer": plan.slots[0].rows if plan.slots else 0,
+        "rows a layer": describe_rows(plan),
         "element type": manifest.target.info_on(backend).kv_dtype.value,
         "bytes per token": kv_nbytes_per_token(manifest.target.info_on(backend)),
         "bytes at maximum length": format_nbytes(plan.total_nbytes),

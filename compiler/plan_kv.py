@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsc.bundle_schema.errors import PlanError
-from dsc.bundle_schema.kv_layout import MAX_SLOTS, lay_out, rows_for
+from dsc.bundle_schema.kv_layout import MAX_SLOTS, lay_out, layer_rows
 from dsc.bundle_schema.kv_plan import KvPlan, KvSlot, Owner, Role, check_plan
 from dsc.bundle_schema.model_info import ModelInfo
 
@@ -21,7 +21,7 @@ def plan_kv(
 
     Each model has a zone that starts on a page and is followed by a guard. A layer has room for
     ``max_length + rollback_slack`` rows, rounded up to whole tiles of 128, so that a rejected block can
-    never reach live rows.
+    never reach live rows. Layers whose graphs can do with a ring have one where that takes fewer rows.
 
     Args:
         max_length: positions a sequence may have, prompt and output together.
@@ -35,10 +35,9 @@ def plan_kv(
     if not 1 <= n_slots <= MAX_SLOTS:
         raise PlanError("slots", f"1 to {MAX_SLOTS} are possible, got {n_slots}")
     check_positions(target.architecture, target.max_length, max_length)
-    rows = rows_for(max_length, rollback_slack)
-    slots = _slots("target", target, rows, n_slots)
+    slots = _slots("target", target, max_length, rollback_slack, n_slots)
     if draft is not None:
-        slots += _slots("draft", draft, rows, n_slots)
+        slots += _slots("draft", draft, max_length, rollback_slack, n_slots)
     plan = lay_out(slots, max_length, rollback_slack)
     check_plan(plan, target, draft)
     return plan
@@ -54,20 +53,25 @@ def check_positions(architecture: str, positions: int, max_length: int) -> None:
         raise PlanError("max_length", f"{architecture} has at most {positions} positions, got {max_length}")
 
 
-def _slots(owner: Owner, info: ModelInfo, rows: int, n_slots: int) -> list[KvSlot]:
-    return [
-        KvSlot(
-            owner=owner,
-            layer=index,
-            role=role,
-            dtype=info.kv_dtype,
-            shape=(n_slots, layer.n_kv_heads, rows, layer.head_dim),
-            offset=0,
-            nbytes=0,
-        )
-        for index, layer in enumerate(info.kv_layers)
-        for role in ROLES
-    ]
+def _slots(owner: Owner, info: ModelInfo, max_length: int, rollback_slack: int, n_slots: int) -> list[KvSlot]:
+    slots = []
+    for index, layer in enumerate(info.kv_layers):
+        rows, window = layer_rows(layer.window if layer.ring else None, max_length, rollback_slack)
+        shape = (n_slots, layer.n_kv_heads, rows, layer.head_dim)
+        slots += [
+            KvSlot(
+                owner=owner,
+                layer=index,
+                role=role,
+                dtype=info.kv_dtype,
+                shape=shape,
+                offset=0,
+                nbytes=0,
+                window=window,
+            )
+            for role in ROLES
+        ]
+    return slots
 
 
 def longest_length(

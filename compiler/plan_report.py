@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def plan_report(
         "max_length": plan.max_length,
         "n_slots": plan.n_slots,
         "rollback_slack": plan.rollback_slack,
-        "rows": plan.slots[0].rows if plan.slots else 0,
+        "rows": describe_rows(plan),
         "bytes_per_token": kv_nbytes_per_token(target) + (kv_nbytes_per_token(draft) if draft else 0),
         "total_nbytes": plan.total_nbytes,
         "total_GiB": round(plan.total_nbytes / GIB, 4),
@@ -58,6 +59,7 @@ def plan_report(
                 "shape": list(slot.shape),
                 "offset": slot.offset,
                 "bytes": slot.nbytes,
+                "window": slot.window,
             }
             for slot in plan.slots
         ],
@@ -69,6 +71,16 @@ def plan_report(
         report["fits"] = plan.total_nbytes <= limit
         report["longest_max_length"] = longest_length(target, draft, limit, plan.rollback_slack, plan.n_slots)
     return report, plan
+
+
+def describe_rows(plan: KvPlan) -> str:
+    """How many rows layers have, e.g. ``640 in 15 layers (rings of window 512), 32896 in 3 layers``."""
+    found = Counter((slot.rows, slot.window) for slot in plan.slots if slot.role == "k")
+    parts = []
+    for (rows, window), count in sorted(found.items(), key=str):
+        ring = f" (rings of window {window})" if window is not None else ""
+        parts.append(f"{rows} in {count} layer{'s'[: count > 1]}{ring}")
+    return ", ".join(parts) or "none"
 
 
 def draw_plan(plan: KvPlan, picture: Path) -> None:
@@ -112,9 +124,8 @@ def draw_plan(plan: KvPlan, picture: Path) -> None:
         loc="outside right upper",
         fontsize=8,
     )
-    first = plan.slots[0].shape if plan.slots else ()
     figure.suptitle(
-        f"KV arena: {plan.total_nbytes / mib:.1f} MiB, {plan.max_length} positions x {plan.n_slots} slots, "
-        f"a layer {list(first)}"
+        f"KV arena: {plan.total_nbytes / mib:.1f} MiB, {plan.max_length} positions x {plan.n_slots} slots; "
+        f"rows: {describe_rows(plan)}"
     )
     save_picture(figure, picture)

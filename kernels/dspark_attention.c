@@ -2,7 +2,8 @@
  *
  * The pool is cut into tiles of 128 rows at absolute positions.  A tile gives a row its maximum, the sum of its
  * exponentials and its weighted values; tiles are merged in order, as in Flash Attention (Dao et al., 2022), so the
- * result depends on the row's own position only.  The query heads of one KV head share every load of a key or value.
+ * result depends on the row's own position only.  A ring has whole tiles, so a tile's rows lie side by side in it too.
+ * The query heads of one KV head share every load of a key or value.
  * Rows of the pool that a row may not see are never read as values, so whatever a rollback left there is harmless.
  */
 #include "dspark_cpu.h"
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = 128, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8, LINE = 16 };
+enum { TILE = POOL_TILE, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8, LINE = 16 };
 
 /* The new rows of one sequence and the tiles that they can see.  Rows are counted through all sequences. */
 typedef struct {
@@ -110,10 +111,10 @@ AVX2_INLINE void score_keys(const VerifyAttention *op, const float *q, const flo
   }
 }
 
-/* The keys first .. last - 1 of a tile that starts at `base`, as weights of the value rows that start at `value`. */
+/* The keys first .. last - 1 of a tile, as weights of its value rows. */
 typedef struct {
   const float *value;
-  int64_t dim, first, last, base;
+  int64_t dim, first, last;
   float (*weights)[TILE];
 } Mix;
 
@@ -124,7 +125,7 @@ AVX2_INLINE void add_values(Mix m, int64_t d, int64_t count, int heads, int widt
     for (int i = 0; i < width; i++) sums[r][i] = get(values + r * step + d + i * LANES, count);
   for (int64_t j = m.first; j < m.last; j++) {
     __m256 w[SHARED];
-    for (int r = 0; r < heads; r++) w[r] = _mm256_broadcast_ss(&m.weights[r][j - m.base]);
+    for (int r = 0; r < heads; r++) w[r] = _mm256_broadcast_ss(&m.weights[r][j]);
     for (int i = 0; i < width; i++) {
       __m256 v = get(m.value + j * m.dim + d + i * LANES, count);
       for (int r = 0; r < heads; r++) sums[r][i] = _mm256_fmadd_ps(w[r], v, sums[r][i]);
@@ -164,32 +165,33 @@ AVX2_INLINE void fetch(const float *from, int64_t count) {
   for (int64_t i = 0; i < count; i += LINE) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
 }
 
-/* One tile for `heads` query heads of a row: out[r] = values [dim], maximum, sum. */
+/* One tile for `heads` query heads of a row: out[r] = values [dim], maximum, sum.  Keys are counted from the tile's. */
 AVX2_INLINE void attend_tile(const VerifyAttention *op, Span s, int64_t head, int heads, float *out, int64_t step) {
-  int64_t base = s.start / TILE * TILE, pool = (s.of->slot * op->kv_heads + s.kv_head) * op->pool_rows * op->dim;
-  int64_t count = (s.end - base + LANES - 1) / LANES * LANES, j = s.start;
+  int64_t base = s.start / TILE * TILE, start = s.start - base, known = s.known - base, end = s.end - base, j = start;
+  int64_t row = (s.of->slot * op->kv_heads + s.kv_head) * op->pool_rows + base % op->pool_rows;
+  int64_t count = (end + LANES - 1) / LANES * LANES;
   const float *q = op->q + s.row / op->rows * op->q_batch + head * op->q_head + s.row % op->rows * op->q_row;
-  const float *keys = op->k_pool + pool, *value = op->v_pool + pool;
+  const float *keys = op->k_pool + row * op->dim, *value = op->v_pool + row * op->dim;
   float scores[SHARED][TILE];
-  for (; j + 4 <= s.end; j += 4) {
+  for (; j + 4 <= end; j += 4) {
     if (s.row == s.of->first_row) fetch(value + j * op->dim, 4 * op->dim);
-    score_keys(op, q, keys + j * op->dim, heads, 4, scores, j - base);
+    score_keys(op, q, keys + j * op->dim, heads, 4, scores, j);
   }
-  for (; j < s.end; j++) score_keys(op, q, keys + j * op->dim, heads, 1, scores, j - base);
+  for (; j < end; j++) score_keys(op, q, keys + j * op->dim, heads, 1, scores, j);
   for (int r = 0; r < heads; r++) {
     float *values = out + r * step;
     for (int64_t i = 0; op->softcap > 0 && i < count; i += LANES)
       _mm256_storeu_ps(scores[r] + i, cap_lanes(_mm256_loadu_ps(scores[r] + i), op->softcap));
-    for (j = base; j < s.start; j++) scores[r][j - base] = -INFINITY;
-    for (j = s.known; j < s.end; j++)
-      if (!sees(op, s, j)) scores[r][j - base] = -INFINITY;
-    for (j = s.end; j < base + count; j++) scores[r][j - base] = -INFINITY;
+    for (j = 0; j < start; j++) scores[r][j] = -INFINITY;
+    for (j = known; j < end; j++)
+      if (!sees(op, s, base + j)) scores[r][j] = -INFINITY;
+    for (j = end; j < count; j++) scores[r][j] = -INFINITY;
     exponentiate(scores[r], count, values + op->dim);
     memset(values, 0, (size_t)op->dim * sizeof(float));
   }
-  add_span((Mix){value, op->dim, s.start, s.known, base, scores}, heads, out, step);
-  for (j = s.known; j < s.end; j++)
-    if (sees(op, s, j)) add_span((Mix){value, op->dim, j, j + 1, base, scores}, heads, out, step);
+  add_span((Mix){value, op->dim, start, known, scores}, heads, out, step);
+  for (j = known; j < end; j++)
+    if (sees(op, s, base + j)) add_span((Mix){value, op->dim, j, j + 1, scores}, heads, out, step);
 }
 
 AVX2_CODE static void attend_heads(const VerifyAttention *op, Span s, int64_t head, int heads, float *out, int64_t step) {
@@ -324,10 +326,12 @@ static void append_rows(const Job *job) {
   for (const Sequence *of = job->sequences; of < job->sequences + job->count; of++)
     for (int64_t head = 0; head < op->kv_heads; head++) {
       int64_t batch = of->first_row / op->rows, row = of->first_row % op->rows;
-      int64_t from = ((batch * op->kv_heads + head) * op->rows + row) * op->dim;
-      int64_t to = ((of->slot * op->kv_heads + head) * op->pool_rows + of->past) * op->dim;
-      memcpy(op->k_pool + to, op->k + from, bytes * (size_t)of->rows);
-      memcpy(op->v_pool + to, op->v + from, bytes * (size_t)of->rows);
+      int64_t from = (batch * op->kv_heads + head) * op->rows + row, to = (of->slot * op->kv_heads + head) * op->pool_rows;
+      for (int64_t i = 0; i < of->rows; i++) {
+        int64_t at = to + (of->past + i) % op->pool_rows;
+        memcpy(op->k_pool + at * op->dim, op->k + (from + i) * op->dim, bytes);
+        memcpy(op->v_pool + at * op->dim, op->v + (from + i) * op->dim, bytes);
+      }
     }
 }
 
@@ -369,6 +373,12 @@ static void run(Job *job, float *partials, const Pool *pool) {
 
 int64_t dspark_first_row(const VerifyAttention *op, int64_t slot) {
   return op->offsets ? op->offsets[slot] : slot * op->rows;
+}
+
+int dspark_has_room(const VerifyAttention *op, int64_t slot) {
+  int64_t past = op->past[slot], rows = dspark_first_row(op, slot + 1) - dspark_first_row(op, slot);
+  if (past < 0 || past + rows <= op->pool_rows) return past >= 0;
+  return op->window > 0 && op->pool_rows % TILE == 0 && op->window - 1 + rows <= op->pool_rows;
 }
 
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool) {

@@ -26,15 +26,15 @@ static int has_shape(const Tensor *t, int64_t a, int64_t b, int64_t c, int64_t d
   return t->rank == 4 && t->dims[0] == a && t->dims[1] == b && t->dims[2] == c && t->dims[3] == d;
 }
 
-/* The rows of every sequence lie in order within the rows and fit behind its past. */
+/* The rows of every sequence lie in order within the rows and have room behind its past. */
 static OrtStatus *check_rows(const OrtApi *api, const VerifyAttention *a) {
   REQUIRE(api, !a->offsets || (a->batch == 1 && a->offsets[0] == 0 && a->offsets[a->slots] == a->rows),
           "ai.dspark: row_offsets must go from 0 to the rows of a batch of 1");
   for (int64_t slot = 0; slot < a->slots; slot++) {
     int64_t rows = dspark_first_row(a, slot + 1) - dspark_first_row(a, slot);
     REQUIRE(api, rows >= 0, "ai.dspark: row_offsets must not fall");
-    REQUIRE(api, a->past[slot] >= 0 && a->past[slot] + rows <= a->pool_rows,
-            "ai.dspark: past_lengths plus the new rows must lie within the pool");
+    REQUIRE(api, dspark_has_room(a, slot),
+            "ai.dspark: past_lengths plus the new rows must lie within the pool, or the window within a ring");
   }
   return NULL;
 }

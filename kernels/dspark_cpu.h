@@ -19,7 +19,7 @@
 #define AVX2_CODE __attribute__((target("avx2,fma")))
 #define AVX2_INLINE static inline __attribute__((always_inline, target("avx2,fma")))
 
-enum { BLOCK = 32, INTERLEAVE = 16, MAX_HEAD = 512 };
+enum { BLOCK = 32, INTERLEAVE = 16, MAX_HEAD = 512, POOL_TILE = 128 };
 
 /* Runs `body(argument, i)` for every i < count, in any order, perhaps at once. */
 typedef struct Pool {
@@ -62,7 +62,8 @@ typedef struct {
 
 /* Attention of `rows` new rows per sequence over a pool that holds the rows before them and receives the new ones.
  * q and o are [batch, heads, rows, dim] in any layout given by their steps; the pools are dense.
- * With offsets the rows of a single batch belong to several sequences: offsets[i] .. offsets[i + 1] - 1 to slot i. */
+ * With offsets the rows of a single batch belong to several sequences: offsets[i] .. offsets[i + 1] - 1 to slot i.
+ * Position p of a sequence lies in row p mod pool_rows: a pool of whole tiles that a window fits in may be a ring. */
 typedef struct {
   int64_t batch, heads, kv_heads, rows, dim, pool_rows;
   int64_t slots; /* of the pools: batch, without offsets */
@@ -99,6 +100,7 @@ void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool);
 int dspark_interleaved_matmul(const InterleavedMatMul *op, const Pool *pool);
 void dspark_interleaved_gather(const InterleavedGather *op, const Pool *pool);
 int64_t dspark_first_row(const VerifyAttention *op, int64_t slot); /* counted through all sequences */
+int dspark_has_room(const VerifyAttention *op, int64_t slot); /* the rows of a slot fit, and leave what they see */
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);
 int dspark_qkv_attention(const QkvAttention *op, const Pool *pool);
 void dspark_swiglu(SwiGlu *op, const Pool *pool);

@@ -24,8 +24,8 @@ AVX2_CODE static void rotate(float *to, const float *from, const float *cos, con
   memcpy(to + 2 * half, from + 2 * half, (size_t)(dim - 2 * half) * sizeof(float));
 }
 
-/* One new row: queries to the scratch, key and value to `at` of its sequence's slot. */
-static void place_row(const QkvAttention *op, float *queries, int64_t row, int64_t slot, int64_t at) {
+/* One new row: queries to the scratch, key and value to its position in its sequence's slot. */
+static void place_row(const QkvAttention *op, float *queries, int64_t row, int64_t slot, int64_t position) {
   const VerifyAttention *a = &op->attention;
   int64_t width = (a->heads + 2 * a->kv_heads) * a->dim;
   const float *from = op->qkv + row * width, *cos = op->cos + row * op->half, *sin = op->sin + row * op->half;
@@ -33,7 +33,7 @@ static void place_row(const QkvAttention *op, float *queries, int64_t row, int64
   for (int64_t h = 0; h < a->heads; h++) rotate(q + h * a->dim, from + h * a->dim, cos, sin, op->half, a->dim);
   for (int64_t h = 0; h < a->kv_heads; h++) {
     const float *key = from + (a->heads + h) * a->dim, *value = key + a->kv_heads * a->dim;
-    int64_t to = ((slot * a->kv_heads + h) * a->pool_rows + at) * a->dim;
+    int64_t to = ((slot * a->kv_heads + h) * a->pool_rows + position % a->pool_rows) * a->dim;
     rotate(a->k_pool + to, key, cos, sin, op->half, a->dim);
     memcpy(a->v_pool + to, value, (size_t)a->dim * sizeof(float));
   }

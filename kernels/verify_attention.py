@@ -19,6 +19,10 @@ def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dic
     new rows. Scores are ``softcap * tanh(scale * q k / softcap)`` when softcap is not 0. A sink is one more
     score without a value.
 
+    Position p lies in row p mod M of its pool, so a pool may be a ring where `window` leaves old rows unseen:
+    where ``past_lengths[b] + S`` is over M, ``window - 1 + S`` must not be. Kernels may ask for whole tiles of
+    128 rows then.
+
     With `row_offsets` [P + 1] the S rows of a batch of 1 are packed: rows ``row_offsets[i] .. row_offsets[i + 1] - 1``,
     perhaps none, belong to the sequence in slot i of P; pools and `past_lengths` then have P slots in place of B
     (FlashAttention's ``cu_seqlens``).
@@ -35,11 +39,12 @@ def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dic
     out = np.zeros(q.shape)
     for b in range(n_batch):
         end = int(past[b]) + n_rows
-        k_pool[b, :, past[b] : end] = k[b]
-        v_pool[b, :, past[b] : end] = v[b]
+        places = np.arange(end) % k_pool.shape[2]
+        k_pool[b, :, places[past[b] :]] = k[b].swapaxes(0, 1)
+        v_pool[b, :, places[past[b] :]] = v[b].swapaxes(0, 1)
         visible = visible_keys(int(past[b]), n_rows, window, _tree_rows(inputs, b))  # [S, end]
         for head in range(n_heads):
-            keys, values = k_pool[b, head // group, :end], v_pool[b, head // group, :end]
+            keys, values = k_pool[b, head // group, places], v_pool[b, head // group, places]  # older ones unseen
             scores = scale * (q[b, head] @ keys.T.astype(np.float64))
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)

@@ -10,7 +10,8 @@ from dsc.kernels.function_text import parse_function
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Every step of the body is a standard operator; keys past the longest sequence are never read.
+# Every step of the body is a standard operator; keys past the longest sequence are never read. Of a row of a pool the
+# newest position is meant that lies there; it is negative where nothing does yet.
 _BODY = """
 VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
   (q, k, v, k_pool, v_pool, past_lengths{parameters}) => (o, k_pool_out, v_pool_out) {{
@@ -25,6 +26,8 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
   head1 = Shape <start = 3, end = 4> (q)
   kv_heads1 = Shape <start = 1, end = 2> (k)
   batch1 = Shape <start = 0, end = 1> (q)
+  pool_rows1 = Shape <start = 2, end = 3> (k_pool)
+  pool_rows = Squeeze (pool_rows1)
   past = Cast <to = 7> (past_lengths)
   offsets = Range (zero, n_rows, one)
 {placing}
@@ -55,7 +58,9 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
   first = Sub (rows_column, width)
   in_window = Greater (key_positions, first)
   near = Or (in_window, no_window)
-  seen0 = And (not_later, near)
+  written = GreaterOrEqual (key_positions, zero)
+  known = And (not_later, written)
+  seen0 = And (known, near)
 {tree}
 {among}
   seen5 = Unsqueeze (seen, axes_row)
@@ -73,17 +78,25 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
 _BATCH = """
   past_column = Unsqueeze (past, one)
   rows = Add (past_column, offsets)
-  rows4 = Unsqueeze (rows, axes_head)
+  places = Mod (rows, pool_rows)
+  rows4 = Unsqueeze (places, axes_head)
   new_shape = Shape (k)
   at = Expand (rows4, new_shape)
   k_pool_out = ScatterElements <axis = 2> (k_pool, at, k)
   v_pool_out = ScatterElements <axis = 2> (v_pool, at, v)
   longest = ReduceMax <keepdims = 0> (past)
-  total = Add (longest, n_rows)
+  longest_end = Add (longest, n_rows)
+  total = Min (longest_end, pool_rows)
   total1 = Unsqueeze (total, axis0)
   keys4 = Slice (k_pool_out, axis0, total1, axis2)
   values4 = Slice (v_pool_out, axis0, total1, axis2)
-  key_positions = Range (zero, total, one)
+  key_rows = Range (zero, total, one)
+  end_column = Add (past_column, n_rows)
+  newest = Sub (end_column, one)
+  before = Sub (newest, key_rows)
+  age = Mod (before, pool_rows)
+  key_column = Sub (newest, age)
+  key_positions = Unsqueeze (key_column, one)
   first_column = Sub (past_column, past_column)
 """
 
@@ -108,7 +121,8 @@ _PACKED = """
   past_column = Unsqueeze (past_rows, one)
   first_column = Unsqueeze (start_rows, one)
   slot3 = Unsqueeze (slot, axes_row)
-  row3 = Unsqueeze (rows1, axes_row)
+  places = Mod (rows1, pool_rows)
+  row3 = Unsqueeze (places, axes_row)
   kv_heads = Squeeze (kv_heads1)
   every_head = Range (zero, kv_heads, one)
   head_axes = Constant <value_ints = [0, 2]> ()
@@ -134,9 +148,15 @@ _PACKED = """
   total1 = Shape <start = 2, end = 3> (keys4)
   total = Squeeze (total1)
   every_key = Range (zero, total, one)
-  pool_rows1 = Shape <start = 2, end = 3> (k_pool)
-  key_positions = Mod (every_key, pool_rows1)
   key_slots = Div (every_key, pool_rows1)
+  key_rows = Mod (every_key, pool_rows1)
+  counts = Sub (ends, starts)
+  slot_ends = Add (past, counts)
+  slot_newest = Sub (slot_ends, one)
+  newest = Gather (slot_newest, key_slots)
+  before = Sub (newest, key_rows)
+  age = Mod (before, pool_rows)
+  key_positions = Sub (newest, age)
 """
 
 _ALL_SLOTS = "  seen = Identity (seen1)"

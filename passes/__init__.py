@@ -24,6 +24,7 @@ ALL_PASSES: dict[str, str] = {
     "quantize-embedding": "dsc.passes.quantize_embedding:QuantizeEmbeddingPass",
     "quantize-weights": "dsc.passes.quantize_weights:QuantizeWeightsPass",
     "remove-unused": "dsc.passes.remove_unused:RemoveUnusedPass",
+    "ring-pools": "dsc.passes.ring_pools:RingPoolsPass",
     "select-logit-rows": "dsc.passes.select_logit_rows:SelectLogitRowsPass",
     "separate-columns": "dsc.passes.separate_columns:SeparateColumnsPass",
     "share-initializers": "dsc.passes.share_initializers:ShareInitializersPass",

@@ -60,13 +60,14 @@ class CachedModel:
         chunk = self.session.chunk
         for start in range(0, len(tokens), chunk):
             piece = tokens[start : start + chunk]
-            self.session.forward(piece, self.length, 1)
+            self.forward(piece, 1)
             self.zone.commit(len(piece), len(piece))
 
     def forward(self, rows: Sequence[int], n_logits: int) -> NDArray[np.float32]:
         """Logits [n_logits, V] of the last of `rows`, which follow what is in the cache; nothing is
         committed. Those of a session on a device are a handle, see `Forward`.
         """
+        self.zone.expect(len(rows))
         logits: NDArray[np.float32] = self.session.forward(rows, self.length, n_logits)
         return logits
 
@@ -81,7 +82,7 @@ class CachedModel:
         """
         drafts: list[int] = []
         while True:
-            logits: NDArray[np.float32] = self.session.forward(rows, self.length, 1)[0]  # [V]
+            logits: NDArray[np.float32] = self.forward(rows, 1)[0]  # [V]
             self.commit(len(rows), len(rows))
             if watch is not None:
                 watch(logits)

@@ -38,10 +38,9 @@ class DeviceZone(KvZone):
         owner: Owner,
         device_pools: dict[str, DevicePool],
         capacity: int,
-        ring_slack: int | None,
         eraser: CudaStream | None,
     ) -> None:
-        super().__init__(owner, {}, capacity, ring_slack)
+        super().__init__(owner, {}, capacity)
         self.device_pools = device_pools
         self._eraser = eraser
 
@@ -54,19 +53,15 @@ class DeviceZone(KvZone):
         for pool in self.device_pools.values():
             _, n_heads, rows, head_dim = pool.shape
             row_nbytes = head_dim * pool.dtype.itemsize
-            # In a ring the rows may go past the end and on from the start.
-            first, count = start % rows, min(end - start, rows)
-            for begin, n in ((first, min(count, rows - first)), (0, count - min(count, rows - first))):
-                if n:
-                    address = pool.address + begin * row_nbytes
-                    stream.clear_rows(address, rows * row_nbytes, n * row_nbytes, n_heads)
+            address = pool.address + start * row_nbytes
+            stream.clear_rows(address, rows * row_nbytes, (end - start) * row_nbytes, n_heads)
 
 
 class DeviceArena:
     """The memory behind a `KvPlan` on a device, zero at first.
 
     Args:
-        plan: a checked plan.
+        plan: a checked plan without rings.
         stream: does what is written here.
         secure_rollback: zones overwrite rejected rows with zeros.
 
@@ -90,8 +85,7 @@ class DeviceArena:
         """The zone of `owner` for the sequence in `slot`, empty, with room for `capacity` valid rows."""
         slots = [item for item in self.plan.slots if item.owner == owner]
         pools = {f"{item.role}_pool.{item.layer}": self._pool(item, slot) for item in slots}
-        ring = any(item.window is not None for item in slots)
-        return DeviceZone(owner, pools, capacity, self.plan.rollback_slack if ring else None, self._eraser)
+        return DeviceZone(owner, pools, capacity, self._eraser)
 
     def _pool(self, item: KvSlot, slot: int) -> DevicePool:
         _, n_heads, rows, head_dim = item.shape

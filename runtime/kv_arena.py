@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsc.bundle_schema.errors import HostError, PlanError
+from dsc.bundle_schema.kv_layout import Ring, ring_of
 from dsc.bundle_schema.kv_plan import KvPlan, KvSlot, Owner
 from dsc.bundle_schema.tensors import DType
 
@@ -42,13 +43,15 @@ class KvZone:
         owner: whose zone this is.
         pools: graph input name -> array [1, Hkv, rows, D] in the arena.
         capacity: most valid rows.
-        ring_slack: None when every layer keeps all its rows; otherwise how many rows a ring can be wound back.
+        ring: of the layers that keep a window only; None when every layer keeps all its rows.
         secure_rollback: overwrite rejected rows with zeros.
 
     Attributes:
         journals: rejected rows are noted in the journal.
         reach: rows from the start that were ever written, valid or not, since the memory behind them was given back.
         settled: leading valid rows that no rewind has touched since this was last set.
+        written: rows that a forward wrote up to since the zone was empty, rejected ones included.
+        emptied: rewinds to rows whose window a ring had written over.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class KvZone:
         owner: Owner,
         pools: dict[str, NDArray[np.generic]],
         capacity: int,
-        ring_slack: int | None = None,
+        ring: Ring | None = None,
         secure_rollback: bool = False,
     ) -> None:
         self.owner = owner
@@ -67,8 +70,9 @@ class KvZone:
         self.reach = 0
         self.settled = 0
         self.journal: deque[Rejected] = deque(maxlen=_JOURNAL_ENTRIES)
-        self._ring_slack = ring_slack
-        self._written = 0  # rows that a ring was written up to, rejected ones included
+        self.ring = ring
+        self.written = 0
+        self.emptied = 0
         self._secure = secure_rollback
 
     @property
@@ -76,9 +80,21 @@ class KvZone:
         """Why its rows cannot be copied out for later use; empty when they can."""
         if not self.pools:
             return "the rows are on the device"
-        if self._secure:
-            return "secure rollback keeps no copies"
-        return "a ring has not all rows" if self._ring_slack is not None else ""
+        return "secure rollback keeps no copies" if self._secure else ""
+
+    def keeps(self, length: int) -> bool:
+        """Whether the first `length` rows could be made the valid ones: a ring may have lost what they need."""
+        return self.ring is None or length == 0 or self.ring.keeps(self.written, length)
+
+    def expect(self, n_rows: int) -> None:
+        """A forward is about to write this many rows past the length, whatever becomes of it.
+
+        Raises:
+            PlanError: a ring has not the room.
+        """
+        if self.ring is not None and n_rows > self.ring.room:
+            raise PlanError(f"{self.owner} zone", f"a ring takes {self.ring.room} rows at once, got {n_rows}")
+        self.written = max(self.written, self.length + n_rows)
 
     def commit(self, written: int, kept: int) -> None:
         """Of `written` new rows past the length, keep the first `kept`; O(1) unless rollback is secure."""
@@ -90,7 +106,7 @@ class KvZone:
         start = self.length
         self.length = start + kept
         self.reach = max(self.reach, start + written)
-        self._written = max(self._written, start + written)
+        self.written = max(self.written, start + written)
         self._reject(self.length, start + written)
 
     def rewind(self, length: int) -> None:
@@ -101,15 +117,19 @@ class KvZone:
         end = self.length
         if length >= end:
             return
-        if self._ring_slack is not None and self._written - length > self._ring_slack:
-            length = self._written = 0
+        if not self.keeps(length):
+            length = 0
+            self.emptied += 1
+        if length == 0:
+            self.written = 0
         self.length = length
         self.settled = min(self.settled, length)
         self._reject(length, end)
 
-    def refill(self, n_rows: int) -> None:
-        """The first `n_rows` have been put back in place, as they were when they held."""
+    def refill(self, n_rows: int, written: int) -> None:
+        """The first `n_rows` have been put back in place, as they were when rows up to `written` had been written."""
         self.length = n_rows
+        self.written = written
         self.settled = 0
         self.reach = max(self.reach, n_rows)
 
@@ -119,14 +139,15 @@ class KvZone:
             for pool in self.pools.values():
                 pool[:, :, : self.reach] = 0
 
-    def move_to(self, pools: dict[str, NDArray[np.generic]], reach: int) -> None:
+    def move_to(self, pools: dict[str, NDArray[np.generic]], reach: int, ring: Ring | None) -> None:
         """Lie elsewhere from now on; what is valid has been copied there.
 
         Args:
             reach: rows of the new place that were ever written.
+            ring: of the new place.
         """
         self.wipe()
-        self.pools, self.reach = pools, reach
+        self.pools, self.reach, self.ring = pools, reach, ring
 
     def _reject(self, start: int, end: int) -> None:
         if start == end:
@@ -167,9 +188,7 @@ class KvArena:
 
     def zone(self, owner: Owner, capacity: int, slot: int = 0) -> KvZone:
         """The zone of `owner` for the sequence in `slot`, empty, with room for `capacity` valid rows."""
-        ring = any(item.window is not None for item in self.plan.slots if item.owner == owner)
-        slack = self.plan.rollback_slack if ring else None
-        return KvZone(owner, self.pools_of(owner, slot), capacity, slack, self.secure_rollback)
+        return KvZone(owner, self.pools_of(owner, slot), capacity, ring_of(self.plan, owner), self.secure_rollback)
 
     def pools(self, owner: Owner) -> dict[str, NDArray[np.generic]]:
         """Graph input name -> array [slots, Hkv, rows, D], for all sequences of a model."""

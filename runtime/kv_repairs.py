@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsc.bundle_schema.kv_layout import resized, round_up
+from dsc.bundle_schema.kv_layout import resized, ring_of, round_up
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.kv_slots import KvSlots
 from dsc.runtime.kv_transfer import KvTransfer
@@ -92,7 +92,7 @@ class KvRepairs:
         pool, entry = self._pool, self._pool.live[move.sequence]
         for owner, zone in entry.zones.items():
             pool.reach[owner][entry.slot] = zone.reach
-            zone.move_to(move.transfer.places[owner], pool.reach[owner][move.slot])
+            zone.move_to(move.transfer.places[owner], pool.reach[owner][move.slot], zone.ring)
         pool.at[entry.slot], pool.at[move.slot] = None, move.sequence
         pool.tenancies[move.slot] += 1
         entry.slot = move.slot
@@ -214,7 +214,7 @@ class KvRepairs:
         pool = self._pool
         for name, entry in pool.live.items():
             for owner, zone in entry.zones.items():
-                zone.move_to(self._leaving[name].places[owner], zone.length)
+                zone.move_to(self._leaving[name].places[owner], zone.length, ring_of(arena.plan, owner))
         pool.take(arena)
         pool.max_length = max_length
         self._leaving.clear()

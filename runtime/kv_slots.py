@@ -160,12 +160,14 @@ class KvSlots:
         """
         entry = self._get(sequence)
         where = f"{owner} rows of sequence {sequence}"
-        start = entry.zones[owner].length
+        zone = entry.zones[owner]
+        start = zone.length
         room = entry.max_length + self.arena.plan.rollback_slack - start
         if entry.pending.get(owner):
             raise PlanError(where, "must be accepted or rejected before more are added")
         if not 1 <= n_rows <= room:
             raise PlanError(where, f"1 to {room} rows fit after {start}, got {n_rows}")
+        zone.expect(n_rows)
         entry.pending[owner] = n_rows
         return start
 

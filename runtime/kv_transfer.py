@@ -20,7 +20,7 @@ class KvTransfer:
     Args:
         zones: of the sequence, by model.
         places: graph input name -> array [1, Hkv, rows, D], where each zone is to be; rows may differ from the zone's,
-            except those of rings.
+            but not once a ring's have been written over.
         secure: overwrite copies of rows that hold no more.
     """
 

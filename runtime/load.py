@@ -11,6 +11,7 @@ from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, parse_c
 from dsc.bundle_schema.container import OpenBundle, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, parse_config
 from dsc.bundle_schema.errors import CheckFailed, HostError, RequestError
+from dsc.bundle_schema.kv_layout import resized, without_rings
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, check_plan, parse_plan
 from dsc.bundle_schema.manifest import GraphEntry
 from dsc.kernels.cuda_op import find_cuda_op
@@ -78,6 +79,7 @@ def load(
     forward_graph(bundle, provider, "target", manifest.target, "forward")
     plan = _plan(bundle, "cuda" if provider == "cuda" else "cpu")
     limit = _limit(plan, max_length)
+    plan = resized(plan if settings.library else without_rings(plan), limit, plan.n_slots)
     if provider == "cuda":
         placer: Placer = CudaPlacer(bundle, settings, plan, config.secure_rollback, limit, kernels == "native")
     else:

@@ -138,7 +138,10 @@ class TargetForward:
         return logits[len(logits) - turn.n_logits :]
 
     def _past(self, turn: Turn) -> int:
-        return self._pool.zone(turn.sequence, "target").length
+        """Valid rows of a sequence that is about to read its turn."""
+        zone = self._pool.zone(turn.sequence, "target")
+        zone.expect(len(turn.tokens))
+        return zone.length
 
 
 def why_apart(graph: ForwardSession, kernels: str) -> str:

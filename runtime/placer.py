@@ -18,6 +18,7 @@ from dsc.runtime.kv_arena import KvArena, KvZone
 from dsc.runtime.session import ForwardSession
 
 PREFILL_CHUNK = 512
+"""Most tokens that a forward reads; fewer where a ring has less room."""
 MAX_ROWS = MAX_WINDOW + 1
 """Most rows of a call whose logits are wanted: the last token and the drafts."""
 
@@ -53,7 +54,8 @@ class Placer:
         max_length = min(self._max_length, entry.info.max_length)
         zone: KvZone = self.arena.zone(owner, max_length)
         session = self.session(graph, self.settings)
-        forward = ForwardSession(session, zone, entry.info.vocab_size, MAX_ROWS, PREFILL_CHUNK, graph.member)
+        chunk = PREFILL_CHUNK if zone.ring is None else min(PREFILL_CHUNK, zone.ring.room)
+        forward = ForwardSession(session, zone, entry.info.vocab_size, MAX_ROWS, chunk, graph.member)
         return CachedModel(forward, zone, max_length)
 
     def place_draft(self, strict: bool) -> tuple[CachedModel | None, str]:

@@ -2,7 +2,8 @@
 
 An entry holds a text's tokens and a copy of its rows in every layer of target and draft. What a prompt has in common
 with an entry is found on the tokens themselves. Entries leave in the order of their last use when they take more bytes
-than they may. Rows are copied in and out as they are: the models read what they would have written themselves.
+than they may. Rows are copied in and out as they are: the models read what they would have written themselves. Of a
+ring (layers with a sliding window) there are only the newest rows: its text helps prompts that leave it near its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsc.bundle_schema.kv_layout import Ring
 from dsc.bundle_schema.kv_plan import Owner
 from dsc.runtime.kv_arena import KvZone
 
@@ -27,16 +29,24 @@ class SavedText:
 
     Attributes:
         tokens: int32 [n].
-        rows: model -> graph input name -> [Hkv, m, D]; m is n for the target, and what the draft had read for it.
+        rows: model -> graph input name -> [Hkv, m, D]; of m positions, or of a ring all its rows.
+        lengths: model -> positions: n for the target, and what the draft had read of it.
+        written: model -> positions that were written up to, rejected ones included.
     """
 
     tokens: NDArray[np.int32]
     rows: dict[Owner, dict[str, NDArray[np.generic]]]
+    lengths: dict[Owner, int]
+    written: dict[Owner, int]
 
     @property
     def nbytes(self) -> int:
         """Of tokens and rows."""
         return self.tokens.nbytes + sum(rows.nbytes for pools in self.rows.values() for rows in pools.values())
+
+    def serves(self, owner: Owner, n_rows: int, ring: Ring | None) -> bool:
+        """Whether the first `n_rows` can be put back."""
+        return ring is None or ring.keeps(self.written[owner], n_rows)
 
 
 @dataclass
@@ -45,6 +55,7 @@ class PrefixCounts:
 
     Attributes:
         hits: prompts that a saved text helped; `restored_rows` of the target were copied for them.
+        lost: prompts that began like a known text whose rings have written over what they need.
         too_large: texts that were not saved because they alone would take more than all entries may.
     """
 
@@ -52,6 +63,7 @@ class PrefixCounts:
     hits: int = 0
     restored_rows: int = 0
     saved: int = 0
+    lost: int = 0
     too_large: int = 0
     evictions: int = 0
 
@@ -97,31 +109,42 @@ class PrefixCache:
         target = zones["target"]
         wanted = np.asarray(prompt[:-1], np.int32)
         common = common_length(np.asarray(live[: target.length], np.int32), wanted)
-        found = self.find(wanted, common + LEAST_ROWS)
-        if target.length - common >= LEAST_ROWS:
+        kept = common if target.keeps(common) else 0
+        found = self.find(wanted, kept + LEAST_ROWS, target.ring)
+        self.counts.lost += found is None and common - kept >= LEAST_ROWS
+        if target.length - kept >= LEAST_ROWS:
             self.save(live, zones)
         rewind(common)
         return self.restore(*found, zones) if found is not None else 0
 
-    def find(self, ids: NDArray[np.int32], at_least: int) -> tuple[SavedText, int] | None:
-        """The text that has most leading tokens in common with `ids`, and how many; None below `at_least`."""
+    def find(self, ids: NDArray[np.int32], at_least: int, ring: Ring | None = None) -> tuple[SavedText, int] | None:
+        """The text that serves most leading tokens of `ids`, and how many; None below `at_least`.
+
+        Args:
+            ring: of the target.
+        """
         self.counts.lookups += 1
-        found = max(((common_length(text.tokens, ids), text) for text in self._texts), key=_length, default=None)
-        if found is None or found[0] < max(at_least, LEAST_ROWS):
+        at_least = max(at_least, LEAST_ROWS)
+        known = [(common, text) for text in self._texts if (common := common_length(text.tokens, ids)) >= at_least]
+        usable = [(common, text) for common, text in known if text.serves("target", common, ring)]
+        self.counts.lost += bool(known) and not usable
+        if not usable:
             return None
+        common, text = max(usable, key=_length)
         self.counts.hits += 1
-        self._touch(found[1])
-        return found[1], found[0]
+        self._touch(text)
+        return text, common
 
     def restore(self, text: SavedText, n_tokens: int, zones: Zones) -> int:
         """Put the rows of the first `n_tokens` back, of the draft as many as it had read; returns the target's."""
         for owner, zone in zones.items():
-            pools = text.rows[owner]
-            n_rows = min(n_tokens, zone.capacity, *(rows.shape[1] for rows in pools.values()))
-            if n_rows > zone.length:
-                for name, rows in pools.items():
-                    zone.pools[name][0, :, :n_rows] = rows[:, :n_rows]
-                zone.refill(n_rows)
+            n_rows = min(n_tokens, zone.capacity, text.lengths[owner])
+            if n_rows > zone.length and text.serves(owner, n_rows, zone.ring):
+                for name, rows in text.rows[owner].items():
+                    whole_ring = rows.shape[1] < text.lengths[owner]
+                    end = rows.shape[1] if whole_ring else n_rows
+                    zone.pools[name][0, :, :end] = rows[:, :end]
+                zone.refill(n_rows, text.written[owner])
         self.counts.restored_rows += zones["target"].length
         return zones["target"].length
 
@@ -133,22 +156,24 @@ class PrefixCache:
             return
         for known in self._texts[::-1]:
             common = common_length(known.tokens, text)
-            if common == n_tokens:
+            if common == n_tokens and known.serves("target", common, zones["target"].ring):
                 self._touch(known)
                 return
-            if common == len(known.tokens):
+            if common == len(known.tokens) and zones["target"].keeps(common):
                 self._drop(known)
         self._add(text, zones)
 
     def _add(self, text: NDArray[np.int32], zones: Zones) -> None:
-        if sum(_row_nbytes(zone) * zone.length for zone in zones.values()) + text.nbytes > self._max_nbytes:
+        if sum(_nbytes(zone) for zone in zones.values()) + text.nbytes > self._max_nbytes:
             self.counts.too_large += 1
             return
         rows = {
             owner: {name: pool[0, :, : zone.length].copy() for name, pool in zone.pools.items()}
             for owner, zone in zones.items()
         }
-        self._texts.append(SavedText(text, rows))
+        lengths = {owner: zone.length for owner, zone in zones.items()}
+        written = {owner: zone.written for owner, zone in zones.items()}
+        self._texts.append(SavedText(text, rows, lengths, written))
         self.nbytes += self._texts[-1].nbytes
         self.counts.saved += 1
         self._evict()
@@ -177,5 +202,6 @@ def _length(found: tuple[int, SavedText]) -> int:
     return found[0]
 
 
-def _row_nbytes(zone: KvZone) -> int:
-    return sum(pool.shape[1] * pool.shape[3] * pool.itemsize for pool in zone.pools.values())
+def _nbytes(zone: KvZone) -> int:
+    """Of a copy of the valid rows."""
+    return sum(pool[0, :, : zone.length].nbytes for pool in zone.pools.values())

@@ -35,4 +35,7 @@ def recall(
         return
     stats.prefix_reason = next((zone.unsavable for zone in zones.values() if zone.unsavable), "")
     prefixes.configure(0 if stats.prefix_reason else config.cache.prefix_max_nbytes)
+    lost = prefixes.counts.lost
     stats.restored_tokens = prefixes.swap_in(live, request.ids, zones, rewind)
+    if prefixes.counts.lost > lost:
+        stats.prefix_reason = "the ring of a sliding window has written over what the prompt needs of a known text"

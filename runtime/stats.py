@@ -43,7 +43,7 @@ class GenerationStats:
         seed: of the draws; None when there were none.
         prompt_tokens: tokens of the prompt; `cached_tokens` of them were not read, because the live cache or a
             saved text held them; `restored_tokens` is what it came to with rows from a saved text, 0 without.
-        prefix_reason: why no text is saved here for later prompts; empty when they are.
+        prefix_reason: why no text is saved here for later prompts, or why a known one did not help; empty otherwise.
         rounds: target forwards after the prompt.
         proposed: draft tokens proposed.
         evaluated: draft tokens that the target judged, up to and including the first rejected one.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attention_by_loops import attend as attend_by_loops
+from attention_cases import by_body, to_qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_operator import run_native, session_of
-from run_operator import run_operator
 
 from dsc.kernels import qkv_attention, verify_attention, verify_attention_body
 from dsc.kernels.qkv_attention import QKV_ATTENTION
@@ -32,16 +32,6 @@ def packed_case(counts, seed, sinks=False, tree=False, rows=170):
     return {name: value for name, value in inputs.items() if name not in dropped}
 
 
-def to_qkv(inputs, seed):
-    """The same for `QkvAttention`."""
-    rest = dict(inputs)
-    packed = np.concatenate([rest.pop("q"), rest.pop("k"), rest.pop("v")], axis=1)
-    rows = packed.shape[2]
-    angles = np.random.default_rng(seed).uniform(0, 6, (1, rows, 9))
-    turned = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
-    return {"qkv": np.ascontiguousarray(packed.transpose(0, 2, 1, 3).reshape(1, rows, -1)), **turned, **rest}
-
-
 def one_sequence(inputs, slot):
     """The rows and the pool of one slot as a batch of its own."""
     first, last = inputs["row_offsets"][slot : slot + 2]
@@ -57,13 +47,6 @@ def one_sequence(inputs, slot):
         elif name == "sinks":
             alone[name] = value
     return alone, slice(first, last)
-
-
-def by_body(contract, module, inputs, attributes):
-    names = [role.name for role in contract.inputs]
-    body = module.function_body("sinks" in inputs, "tree_mask" in inputs, packed=True)
-    outputs = [role.name for role in contract.outputs]
-    return run_operator(contract.name, inputs, names, outputs, attributes, body)
 
 
 @pytest.mark.parametrize("tree", [False, True])

@@ -37,29 +37,43 @@ static int multiply_dense(void) {
   return bad;
 }
 
+/* A pool holds numbers where the next rows may look, and NaN elsewhere: nothing there may reach a result. */
+static float *pool_of(const VerifyAttention *op, const int32_t *past) {
+  int64_t rows = op->slots * op->kv_heads * op->pool_rows;
+  float *pool = floats(rows * op->dim), *number = floats(op->dim);
+  for (int64_t i = 0; i < rows * op->dim; i++) pool[i] = NAN;
+  for (int64_t head = 0; head < op->slots * op->kv_heads; head++) {
+    int64_t end = past[head / op->kv_heads], first = op->window > 0 && end >= op->window ? end - op->window + 1 : 0;
+    for (int64_t at = first; at < end; at++)
+      for (int64_t d = 0; d < op->dim; d++)
+        pool[(head * op->pool_rows + at % op->pool_rows) * op->dim + d] = number[d];
+  }
+  free(number);
+  return pool;
+}
+
 static int attend(void) {
   int64_t batch = between(1, 3), kv = between(1, 3), heads = kv * between(1, 8), rows = between(1, 20);
-  int64_t dim = between(1, 70), pool = rows + between(0, 300), queries = batch * heads * rows * dim;
+  int64_t dim = between(1, 70), window = between(0, 1) ? between(1, 200) : -1, ring = window > 0 && between(0, 1);
+  int64_t pool = ring ? (window + rows + POOL_TILE - 2) / POOL_TILE * POOL_TILE : rows + between(0, 300);
+  int64_t queries = batch * heads * rows * dim;
   float *q = floats(queries), *o = floats(queries), *sinks = between(0, 1) ? floats(heads) : NULL;
   float *k = floats(batch * kv * rows * dim), *v = floats(batch * kv * rows * dim);
-  float *k_pool = floats(batch * kv * pool * dim), *v_pool = floats(batch * kv * pool * dim);
   int32_t *past = malloc((size_t)batch * sizeof *past);
   uint8_t *tree = between(0, 1) ? malloc((size_t)(batch * rows * rows)) : NULL;
   for (int64_t b = 0; b < batch; b++) {
-    past[b] = (int32_t)between(0, pool - rows);
-    for (int64_t i = past[b] * dim; i < pool * dim; i++)
-      for (int64_t h = 0; h < kv; h++) v_pool[(b * kv + h) * pool * dim + i] = NAN;
+    past[b] = (int32_t)between(0, ring ? 1000 : pool - rows);
     for (int64_t i = 0; tree && i < rows * rows; i++) tree[b * rows * rows + i] = i / rows == i % rows || rand() % 2;
   }
   VerifyAttention op = {.batch = batch, .heads = heads, .kv_heads = kv, .rows = rows, .dim = dim, .pool_rows = pool,
-                        .slots = batch, .q = q, .k = k, .v = v, .k_pool = k_pool, .v_pool = v_pool, .past = past,
-                        .sinks = sinks, .tree = tree, .scale = 0.3f, .softcap = between(0, 1) ? 5.0f : 0.0f,
-                        .window = between(0, 1) ? between(1, 200) : -1,
+                        .slots = batch, .q = q, .k = k, .v = v, .past = past, .sinks = sinks, .tree = tree,
+                        .scale = 0.3f, .softcap = between(0, 1) ? 5.0f : 0.0f, .window = window,
                         .q_batch = heads * rows * dim, .q_head = rows * dim, .q_row = dim,
                         .o_batch = heads * rows * dim, .o_head = rows * dim, .o_row = dim, .o = o};
-  int bad = dspark_verify_attention(&op, &here);
+  op.k_pool = pool_of(&op, past), op.v_pool = pool_of(&op, past);
+  int bad = !dspark_has_room(&op, 0) || dspark_verify_attention(&op, &here);
   for (int64_t i = 0; i < queries; i++) bad |= !isfinite(o[i]);
-  free(q), free(o), free(sinks), free(k), free(v), free(k_pool), free(v_pool), free(past), free(tree);
+  free(q), free(o), free(sinks), free(k), free(v), free(op.k_pool), free(op.v_pool), free(past), free(tree);
   return bad;
 }
 
