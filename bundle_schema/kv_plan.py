@@ -216,11 +216,11 @@ def _check_need(plan: KvPlan, slot: KvSlot, info: ModelInfo) -> None:
         raise PlanError(_name(slot), "must keep all rows: the graph of its layer has no rings")
     if slot.window is not None and slot.window != need.window:
         raise PlanError(_name(slot), f"a ring for window {need.window} is required, got {slot.window}")
-    if slot.window is not None and rows % plan.block[0]:
-        raise PlanError(_name(slot), f"a ring of whole tiles of {plan.block[0]} rows is required, got {rows}")
     least = (plan.max_length if slot.window is None else slot.window) + plan.rollback_slack
     if rows < least:
         raise PlanError(_name(slot), f"at least {least} rows are required, got {rows}")
+    if slot.window is not None and rows % plan.block[0]:
+        raise PlanError(_name(slot), f"a ring of whole tiles of {plan.block[0]} rows is required, got {rows}")
     nbytes = prod(slot.shape) * slot.dtype.itemsize
     if slot.nbytes != nbytes:
         raise PlanError(_name(slot), f"{slot.shape} of {slot.dtype} takes {nbytes} bytes, got {slot.nbytes}")

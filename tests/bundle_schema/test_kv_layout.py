@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from random_plans import plans
 
 from dsc.bundle_schema.errors import PlanError
-from dsc.bundle_schema.kv_layout import resized
+from dsc.bundle_schema.kv_layout import resized, without_rings
 from dsc.bundle_schema.kv_plan import check_plan
 
 
@@ -17,6 +17,17 @@ def test_any_plan_laid_out_again_passes_the_independent_checker(sample, max_leng
     assert [(slot.owner, slot.layer, slot.role) for slot in again.slots] == [
         (slot.owner, slot.layer, slot.role) for slot in plan.slots
     ]
+
+
+@given(plans(), st.integers(1, 900), st.integers(1, 3))
+def test_a_longer_plan_keeps_its_rings_and_can_do_without(sample, max_length, n_slots):
+    plan, target, draft = sample
+    long = plan.model_copy(update={"max_length": 1000})
+    for again in (resized(long, max_length, n_slots), without_rings(resized(long, max_length, n_slots))):
+        check_plan(again, target, draft)
+        assert all(slot.window is None or slot.rows < max_length + plan.rollback_slack for slot in again.slots)
+    assert all(slot.window is None for slot in again.slots)
+    assert without_rings(again) == again
 
 
 @given(plans())

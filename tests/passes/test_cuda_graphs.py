@@ -28,7 +28,7 @@ def test_both_cuda_graphs_give_the_model_s_logits_and_rows(past, seq):
     for results in (native, run(lowered("cuda"), half)):
         assert results["logits"].dtype == np.float32
         for name, array in expected.items():
-            np.testing.assert_allclose(results[name].astype(np.float32), array, atol=0.03, err_msg=name)
+            np.testing.assert_allclose(results[name].astype(np.float32), array, atol=0.06, err_msg=name)
 
 
 def test_the_native_graph_keeps_its_attention_with_a_body_and_reads_the_past_on_the_device():

@@ -49,17 +49,6 @@ def test_rejected_rows_stay_unless_rollback_is_secure(stream):
         assert pool.sum() == left
 
 
-def test_a_ring_is_erased_across_its_end(stream):
-    plan = toy_plan(max_length=200, window=8)
-    zone = DeviceArena(plan, stream, secure_rollback=True).zone("target", 1000)
-    rows = zone.device_pools["k_pool.0"].shape[2]
-    pool = bytes_at(zone.device_pools["k_pool.0"])
-    pool[:] = 1
-    zone.commit(rows - 2, rows - 2)
-    zone.commit(written=5, kept=1)
-    assert np.flatnonzero(pool[0, :, 0] == 0).tolist() == [0, 1, 2, rows - 1]
-
-
 def test_a_write_past_a_zone_is_found(stream):
     plan = toy_plan(max_length=20)
     arena = DeviceArena(plan, stream)

@@ -20,13 +20,12 @@ PLAIN = greedy_reference(TARGET, PROMPT, 50)
 EVERY_ROUND = {"proposer": "model", "window": 3, "fallback": False}
 
 
-class RecordingModel(CachedModel):
-    """A draft over `logits` that remembers every id it was fed."""
+class Recorder:
+    """A forward that gives `logits` and remembers every id it was fed."""
 
     chunk = 512
 
-    def __init__(self, logits, max_length=100):
-        super().__init__(self, KvZone("draft", {}, max_length), max_length)
+    def __init__(self, logits):
         self.logits = np.asarray([logits], np.float32)
         self.fed = []
 
@@ -36,15 +35,22 @@ class RecordingModel(CachedModel):
         return self.logits
 
 
+def recording_model(logits, max_length=100):
+    """A draft, and what remembers its ids."""
+    recorder = Recorder(logits)
+    return CachedModel(recorder, KvZone("draft", {}, max_length), max_length), recorder
+
+
 def test_only_shared_ids_are_proposed_and_only_known_ids_are_read():
-    model = RecordingModel([0, 1, 2, 3, 9])
+    model, recorder = recording_model([0, 1, 2, 3, 9])
     proposer = ModelProposer("model", model, (0.6, 0.7), n_shared=4, vocab_size=5, unknown_id=2)
     assert proposer.propose([1, 7, 4, 0], 2) == [3, 3]
-    assert model.fed == [1, 2, 4, 0, 3]
+    assert recorder.fed == [1, 2, 4, 0, 3]
 
 
 def test_a_draft_is_silent_right_after_a_token_it_does_not_know_and_past_its_context():
-    proposer = ModelProposer("model", RecordingModel([1, 0], max_length=3), (0.6, 0.7), n_shared=2, vocab_size=2)
+    model, _ = recording_model([1, 0], max_length=3)
+    proposer = ModelProposer("model", model, (0.6, 0.7), n_shared=2, vocab_size=2)
     assert proposer.look([0, 5]) is None
     assert proposer.silence([0, 5]) == "token unknown to the draft"
     assert proposer.look([0, 5, 1]) == "model"

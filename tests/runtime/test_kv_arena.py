@@ -2,9 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_bundle import toy_plan
+from toy_bundle import toy_info, toy_plan
 
 from dsc.bundle_schema.errors import PlanError
+from dsc.bundle_schema.kv_layout import lay_out
+from dsc.bundle_schema.kv_plan import check_plan
+from dsc.bundle_schema.model_info import KvLayer
 from dsc.runtime.kv_arena import KvArena, Rejected
 
 
@@ -56,34 +59,68 @@ def test_an_overfull_zone_is_refused_with_both_numbers():
         zone.commit(21, 21)
 
 
+def smallest_ring(max_length=400, window=119):
+    """A zone of a ring as small as the checker allows: 128 rows for the window and 9 rows of a round."""
+    plan = toy_plan(max_length=max_length)
+    slots = [slot.model_copy(update={"shape": (1, 1, 128, 1), "window": window}) for slot in plan.slots]
+    plan = lay_out(slots, max_length, plan.rollback_slack)
+    layer = KvLayer(n_kv_heads=1, head_dim=1, window=window, ring=True)
+    check_plan(plan, toy_info(max_length=max_length, kv_layers=(layer,)))
+    return KvArena(plan).zone("target", max_length)
+
+
 def test_a_ring_that_lost_rows_is_read_again():
-    zone = KvArena(toy_plan(max_length=40, window=8)).zone("target", 40)
-    zone.commit(30, 30)
-    zone.rewind(28)
-    assert zone.length == 28
-    zone.rewind(5)
+    zone = smallest_ring()
+    zone.commit(200, 200)
+    zone.rewind(191)
+    assert zone.length == 191
+    zone.rewind(190)
+    assert (zone.length, zone.emptied) == (0, 1)
+
+
+def test_a_ring_that_is_not_full_is_wound_back_like_any_layer():
+    zone = smallest_ring()
+    zone.commit(128, 128)
+    zone.rewind(3)
+    assert (zone.length, zone.emptied) == (3, 0)
+
+
+def test_rows_of_a_forward_that_failed_count_as_written():
+    """It may have written over any of them before it raised, so a rewind must not rely on what was there."""
+    zone = smallest_ring()
+    zone.commit(190, 190)
+    zone.expect(9)
+    assert zone.keeps(190)
+    zone.rewind(189)
     assert zone.length == 0
 
 
+def test_a_forward_that_a_ring_has_no_room_for_is_refused():
+    zone = smallest_ring()
+    with pytest.raises(PlanError, match="takes 9 rows at once, got 10"):
+        zone.expect(10)
+
+
 ROUNDS = st.tuples(st.just("round"), st.integers(1, 9), st.integers(1, 9))
+PIECES = st.tuples(st.just("round"), st.just(9), st.just(9))
 REWINDS = st.tuples(st.just("rewind"), st.integers(0, 12), st.just(0))
 
 
-@given(st.lists(ROUNDS | REWINDS, max_size=40))
+@given(st.lists(ROUNDS | PIECES | REWINDS, max_size=80))
 def test_rows_that_a_window_needs_are_never_eaten(events):
-    """A ring as small as the checker allows: whatever was drafted, rejected and wound back, live rows are their own."""
-    zone = KvArena(toy_plan(max_length=400, window=8)).zone("target", 400)
-    n_rows = 8 + 9  # the window and the plan's rollback slack
-    holds = np.full(n_rows, -1)
+    """Whatever was drafted, rejected and wound back: the rows that the next one sees hold their own positions."""
+    zone = smallest_ring(max_length=1000)
+    holds = np.full(128, -1)
     for kind, first, second in events:
         if kind == "rewind":
             zone.rewind(max(0, zone.length - first))
         else:
+            zone.expect(first)
             written = np.arange(zone.length, zone.length + first)
-            holds[written % n_rows] = written
+            holds[written % 128] = written
             zone.commit(first, min(first, second))
-        live = np.arange(max(0, zone.length - 8), zone.length)
-        np.testing.assert_array_equal(holds[live % n_rows], live)
+        seen = np.arange(max(0, zone.length - 118), zone.length)
+        np.testing.assert_array_equal(holds[seen % 128], seen)
 
 
 def test_a_write_into_a_guard_is_named():

@@ -1,6 +1,6 @@
 import pytest
 from hypothesis import settings
-from pool_machine import PoolMachine, pool_plan
+from pool_machine import MAX_LENGTH, PoolMachine, pool_plan
 
 from dsc.bundle_schema.errors import PlanError
 from dsc.runtime import kv_transfer
@@ -172,9 +172,9 @@ def test_a_larger_length_holds_when_its_memory_is_there():
 def test_a_length_beyond_the_bundle_is_refused_and_changes_nothing():
     pool = new_pool()
     repairs = KvRepairs(pool)
-    with pytest.raises(PlanError, match="1 to 200 are possible in this bundle, got 201"):
-        repairs.resize(201)
-    assert (pool.max_length, repairs.continue_resize(), pool.epoch) == (200, True, 0)
+    with pytest.raises(PlanError, match=f"1 to {MAX_LENGTH} are possible in this bundle, got {MAX_LENGTH + 1}"):
+        repairs.resize(MAX_LENGTH + 1)
+    assert (pool.max_length, repairs.continue_resize(), pool.epoch) == (MAX_LENGTH, True, 0)
 
 
 def test_secure_rollback_leaves_no_copies_behind():

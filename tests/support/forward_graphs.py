@@ -8,8 +8,11 @@ from pass_graphs import text_model
 N_LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, POOL = 2, 64, 4, 2, 16, 96, 80, 32
 
 
-def forward_graph(seed=0):
-    """The graph before any pass; weights by the checkpoint's names, with ``.`` in them."""
+def forward_graph(seed=0, window=-1):
+    """The graph before any pass; weights by the checkpoint's names, with ``.`` in them.
+
+    The first layer sees a window only; -1: all.
+    """
     rng = np.random.default_rng(seed)
     weights = {
         "model.embed": rng.standard_normal((VOCAB, HIDDEN)),
@@ -34,7 +37,8 @@ def forward_graph(seed=0):
         "merge": np.array([0, 0, HEADS * HEAD_DIM]),
     }
     arrays = {name: np.asarray(a, np.float32) for name, a in weights.items()} | constants
-    return _named(_build(arrays, "\n".join(body)), arrays)
+    text = _build(arrays, "\n".join(body)).replace("window=-1", f"window={window}", 1)
+    return _named(text, arrays)
 
 
 def step_feeds(past, seq, dtype=np.float32, batch=1):
@@ -63,6 +67,8 @@ def _layer_weights(rng):
         "down": (HIDDEN, INNER),
     }
     made = {name: rng.standard_normal(shape) / np.sqrt(shape[1]) for name, shape in shapes.items()}
+    # Attention that looks at few keys, layers that outweigh the embedding: the output is what was read, and varied.
+    made |= {name: gain * made[name] for name, gain in (("q", 4), ("o", 8), ("down", 4))}
     return made | {"n1": rng.uniform(0.5, 1.5, HIDDEN), "n2": rng.uniform(0.5, 1.5, HIDDEN)}
 
 

@@ -12,18 +12,29 @@ from toy_bundle import write_bundle
 from dsc.bundle_schema.model_info import KvLayer, ModelInfo
 from dsc.passes.pass_order import kernel_passes, shared_passes
 from dsc.passes.pipeline import run_pipeline
+from dsc.passes.ring_pools import ring_layers
 
 
-def packed_bundle(path: Path, max_length: int = 200, packed: bool = True, **options) -> Path:
-    """Write it; `packed=False` leaves out what lets sequences share a forward, as in older bundles."""
-    shared = forward_graph()
+def packed_bundle(
+    path: Path, max_length: int = 200, packed: bool = True, window: int | None = None, rings: bool = True, **options
+) -> Path:
+    """Write it; `packed=False` leaves out what lets sequences share a forward, as in older bundles.
+
+    Args:
+        window: of the first layer; with `rings` it keeps no more rows than that takes.
+    """
+    shared = forward_graph(window=window or -1)
     run_pipeline(shared, shared_passes("fp32"))
     graphs: list[onnx.ModelProto] = []
     for kernels in ("ort", "native"):
         graph = shared.clone()
         passes = kernel_passes(kernels, "fp32", max_length + 17)
-        run_pipeline(graph, [one for one in passes if packed or one.name != "pack-rows"])
+        left_out = {"pack-rows": not packed, "ring-pools": not rings}
+        run_pipeline(graph, [one for one in passes if not left_out.get(one.name)])
+        ring = 0 in ring_layers(graph)
         graphs.append(ir.to_proto(graph))
+    layer = KvLayer(n_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    first = layer.model_copy(update={"window": window, "ring": ring})
     info = ModelInfo(
         architecture="TinyLlama",
         model_type="llama",
@@ -33,6 +44,6 @@ def packed_bundle(path: Path, max_length: int = 200, packed: bool = True, **opti
         n_heads=HEADS,
         max_length=max_length,
         n_parameters=1,
-        kv_layers=(KvLayer(n_kv_heads=KV_HEADS, head_dim=HEAD_DIM),) * N_LAYERS,
+        kv_layers=(first, *(layer,) * (N_LAYERS - 1)),
     )
     return write_bundle(path, graphs[0], info, native=graphs[1], **options)

@@ -17,7 +17,8 @@ from dsc.runtime.cache_health import CacheHealth
 from dsc.runtime.kv_arena import KvArena
 from dsc.runtime.kv_slots import KvSlots
 
-MAX_LENGTH, SLACK, N_SLOTS, WINDOW = 200, 9, 4, 20
+MAX_LENGTH, SLACK, N_SLOTS, WINDOW = 400, 9, 4, 20
+RING, ROOM = 256, 236  # rows of a ring, and how far it can be wound back
 OWNERS = st.sampled_from(["target", "target", "draft"])
 SEQUENCES = st.integers(0, N_SLOTS - 1)
 some_live = precondition(lambda self: self.model)
@@ -25,17 +26,12 @@ some_live = precondition(lambda self: self.model)
 
 def pool_plan(ring: bool) -> KvPlan:
     """Two target layers and one draft layer, of some pages each; with `ring` the second one keeps a window only."""
-    layers = (KvLayer(n_kv_heads=2, head_dim=64), KvLayer(n_kv_heads=1, head_dim=48, window=WINDOW if ring else None))
-    target = toy_info(max_length=MAX_LENGTH, kv_layers=layers)
+    windowed = KvLayer(n_kv_heads=1, head_dim=48, window=WINDOW, ring=ring)
+    target = toy_info(max_length=MAX_LENGTH, kv_layers=(KvLayer(n_kv_heads=2, head_dim=64), windowed))
     draft = toy_info(max_length=MAX_LENGTH, kv_layers=(KvLayer(n_kv_heads=1, head_dim=80),))
     plan = plan_kv(target, draft, MAX_LENGTH, SLACK, N_SLOTS)
-    if not ring:
-        return plan
-    windowed = {("target", 1, role): WINDOW for role in ("k", "v")}
-    slots = [
-        slot.model_copy(update={"window": windowed.get((slot.owner, slot.layer, slot.role))}) for slot in plan.slots
-    ]
-    return plan.model_copy(update={"slots": tuple(slots)})
+    assert [slot.rows for slot in plan.slots if slot.window is not None] == [RING, RING] * ring
+    return plan
 
 
 class Clock:
@@ -95,8 +91,6 @@ class PoolMachine(RuleBasedStateMachine):
         n_rows = min(n_rows, SLACK + model.max_length - length)
         if model.pending[owner]:
             return
-        if self.ring and length:
-            n_rows = min(n_rows, SLACK)
         assert self.pool.append(name, owner, n_rows) == length
         pools = self.pool.arena.pools_of(owner, self.pool.slot(name))
         values = [float(next(self.values)) for _ in range(n_rows)]
@@ -129,7 +123,8 @@ class PoolMachine(RuleBasedStateMachine):
         name, model = self.pick(index)
         length = round(share * len(model.rows[owner]))
         self.pool.rewind(name, owner, length)
-        if self.ring and owner == "target" and length < len(model.rows[owner]) and model.top[owner] - length > SLACK:
+        top, rings = model.top[owner], any(slot.window is not None for slot in self.pool.arena.plan.slots)
+        if rings and owner == "target" and length < len(model.rows[owner]) and top > RING and top - length > ROOM:
             length = 0  # the ring has written over what would be needed
         del model.rows[owner][length:]
         model.pending[owner] = []

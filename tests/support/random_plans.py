@@ -10,11 +10,9 @@ from dsc.bundle_schema.kv_plan import KvPlan, KvSlot, Owner, Role, SlotRef, Zone
 from dsc.bundle_schema.model_info import KvLayer, ModelInfo
 from dsc.bundle_schema.tensors import DType
 
-LAYERS = st.builds(
-    KvLayer,
-    n_kv_heads=st.integers(1, 3),
-    head_dim=st.sampled_from([1, 7, 64]),
-    window=st.none() | st.integers(1, 20),
+SIZES = {"n_kv_heads": st.integers(1, 3), "head_dim": st.sampled_from([1, 7, 64])}
+LAYERS = st.builds(KvLayer, **SIZES) | st.builds(
+    KvLayer, **SIZES, window=st.integers(1, 20) | st.integers(100, 150), ring=st.booleans()
 )
 
 
@@ -89,8 +87,11 @@ def _slot(
     offset: int,
 ) -> KvSlot:
     need = info.kv_layers[layer]
-    window = need.window if draw(st.booleans()) else None
-    rows = (max_length if window is None else window) + slack + draw(st.integers(0, 5))
+    window = need.window if need.ring and draw(st.booleans()) else None
+    if window is None:
+        rows = max_length + slack + draw(st.integers(0, 5))
+    else:
+        rows = -(-(window + slack) // 128) * 128 + 128 * draw(st.integers(0, 1))
     shape = (n_slots, need.n_kv_heads, rows, need.head_dim)
     nbytes = prod(shape) * info.kv_dtype.itemsize
     return KvSlot(

@@ -54,19 +54,15 @@ def toy_info(
 
 
 def toy_plan(max_length: int, draft_layers: int = 0, window: int | None = None) -> KvPlan:
-    """A plan of one target layer and perhaps draft layers; with `window` the target's rows are a ring."""
-    layer = KvLayer(n_kv_heads=1, head_dim=1, window=window)
+    """A plan of one target layer and perhaps draft layers; with `window` the target's rows may be a ring."""
+    layer = KvLayer(n_kv_heads=1, head_dim=1, window=window, ring=window is not None)
     draft = toy_info(max_length=max_length, kv_layers=(KvLayer(n_kv_heads=1, head_dim=1),) * max(draft_layers, 1))
-    plan = plan_kv(
+    return plan_kv(
         toy_info(max_length=max_length, kv_layers=(layer,)),
         draft if draft_layers else None,
         max_length=max_length,
         rollback_slack=9,
     )
-    if window is None:
-        return plan
-    slots = tuple(slot.model_copy(update={"window": window}) for slot in plan.slots)
-    return plan.model_copy(update={"slots": slots})
 
 
 def externalise(model: onnx.ModelProto, writer: BundleWriter, member: str) -> bytes:
