@@ -77,7 +77,7 @@ def describe_rows(plan: KvPlan) -> str:
     """How many rows layers have, e.g. ``640 in 15 layers (rings of window 512), 32896 in 3 layers``."""
     found = Counter((slot.rows, slot.window) for slot in plan.slots if slot.role == "k")
     parts = []
-    for (rows, window), count in sorted(found.items(), key=str):
+    for (rows, window), count in sorted(found.items(), key=lambda item: item[0][0]):
         ring = f" (rings of window {window})" if window is not None else ""
         parts.append(f"{rows} in {count} layer{'s'[: count > 1]}{ring}")
     return ", ".join(parts) or "none"
@@ -103,12 +103,14 @@ def draw_plan(plan: KvPlan, picture: Path) -> None:
         len(plan.zones), 1, figsize=(11, 1.2 + 1.5 * len(plan.zones)), squeeze=False, layout="constrained"
     )
     for zone, axis in zip(plan.zones, axes[:, 0], strict=True):
+        free = 0.0  # where the next number does not touch the one before
         for slot in plan.slots:
             if slot.owner == zone.name:
                 box = (slot.offset / mib, 0.0)
                 axis.add_patch(Rectangle(box, slot.nbytes / mib, 1.0, facecolor=colours[slot.role], edgecolor="white"))
-                if slot.role == "k" and slot.layer % max(1, len(plan.slots) // 40) == 0:
+                if slot.role == "k" and box[0] >= free:
                     axis.text(box[0], 1.05, str(slot.layer), fontsize=7)
+                    free = box[0] + zone.nbytes / mib / 50
         axis.axvline(zone.guard_offset / mib, color="crimson", linewidth=2)
         axis.set_xlim(zone.offset / mib, (zone.guard_offset + zone.guard_nbytes) / mib)
         axis.set_ylim(0, 1.25)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from importlib import import_module
+
 import pytest
 from bundle_size import size_over_tensors
 from real_models import gemma3_gguf
 
+from dsc.bundle_schema.kv_layout import resized, without_rings
 from dsc.runtime import load
 
 pytestmark = pytest.mark.slow
@@ -64,9 +68,28 @@ def test_speculation_changes_nothing_and_accepts_something(model):
         assert found.stats.accepted > 0 or prompt == PLAIN
 
 
-def test_a_text_longer_than_the_sliding_window(model):
-    prompt = f"{COUNT} four five six seven " * 40
-    assert len(model.bundle.codec.encode(prompt)) > 600
-    plain = model.generate(prompt, 16, speculation="off", ignore_eos=True)
-    found = model.generate(prompt, 16, speculation={"proposer": "ngram", "window": 6}, ignore_eos=True)
-    assert found.ids == plain.ids
+@pytest.fixture(scope="module")
+def with_all_rows(bundle):
+    """The same graphs over an arena without rings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            import_module("dsc.runtime.load"), "resized", lambda plan, *sizes: resized(without_rings(plan), *sizes)
+        )
+        return load(bundle, threads=2)
+
+
+def test_windows_have_rings(model, with_all_rows):
+    rows = [Counter(slot.rows for slot in one.bundle.arena.plan.slots) for one in (model, with_all_rows)]
+    assert rows == [{640: 30, 2176: 6}, {2176: 36}]
+    assert model.bundle.arena.nbytes < 0.45 * with_all_rows.bundle.arena.nbytes
+
+
+@pytest.mark.parametrize("n_prompt", [400, 511, 635, 1700])
+def test_a_text_longer_than_the_sliding_window(model, with_all_rows, n_prompt):
+    """Before the window is full, before and after its ring is, and after many turns of it."""
+    prompt = model.encode(f"{COUNT} four five six seven, {PLAIN} not eight. " * 80)[:n_prompt]
+    plain = with_all_rows.generate(prompt, 40, speculation="off", ignore_eos=True)
+    for settings in ("off", {"proposer": "ngram", "window": 6, "fallback": False}):
+        found = model.generate(prompt, 40, speculation=settings, ignore_eos=True)
+        assert found.ids == plain.ids
+    print(found.stats.accepted, repr(found.text))
