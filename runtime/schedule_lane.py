@@ -8,7 +8,7 @@ from dsc.bundle_schema.dflash_config import DflashConfig
 from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
 from dsc.runtime.acceptance import AcceptanceModel, RoundCosts
 from dsc.runtime.draft_reading import LATE_TOKENS
-from dsc.runtime.fallback import LOOKUP_START, SpeculationAccount, model_start
+from dsc.runtime.fallback import SpeculationAccount, model_start
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_costs import LiveCosts, round_table
 from dsc.runtime.schedule_policy import Offer, best_window
@@ -40,7 +40,7 @@ class Lane:
         self.live_costs = costs
         self.refresh()
         self.configure(config, cap)
-        start = LOOKUP_START
+        start = None
         if not proposer.sizes_blocks:
             start = model_start(self._table[self._cap], self._late_costs.catch_up(LATE_TOKENS))
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
