@@ -31,6 +31,9 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
   past = Cast <to = 7> (past_lengths)
   offsets = Range (zero, n_rows, one)
 {placing}
+  before = Sub (newest, key_rows)
+  age = Mod (before, pool_rows)
+  key_positions = Sub (newest, age)
   keys = Unsqueeze (keys4, axis2)
   values = Unsqueeze (values4, axis2)
   minus_one = Constant <value_ints = [-1]> ()
@@ -74,7 +77,7 @@ VerifyAttention <scale: float = 1.0, window: int = -1, softcap: float = 0.0>
 }}
 """
 
-# Positions of the rows [B, S] and of the keys, and the pools with the new rows.
+# Positions of the rows [B, S], the rows of the keys and the newest position in their pool, the pools with the new rows.
 _BATCH = """
   past_column = Unsqueeze (past, one)
   rows = Add (past_column, offsets)
@@ -92,11 +95,8 @@ _BATCH = """
   values4 = Slice (v_pool_out, axis0, total1, axis2)
   key_rows = Range (zero, total, one)
   end_column = Add (past_column, n_rows)
-  newest = Sub (end_column, one)
-  before = Sub (newest, key_rows)
-  age = Mod (before, pool_rows)
-  key_column = Sub (newest, age)
-  key_positions = Unsqueeze (key_column, one)
+  newest_column = Sub (end_column, one)
+  newest = Unsqueeze (newest_column, axis2)
   first_column = Sub (past_column, past_column)
 """
 
@@ -154,9 +154,6 @@ _PACKED = """
   slot_ends = Add (past, counts)
   slot_newest = Sub (slot_ends, one)
   newest = Gather (slot_newest, key_slots)
-  before = Sub (newest, key_rows)
-  age = Mod (before, pool_rows)
-  key_positions = Sub (newest, age)
 """
 
 _ALL_SLOTS = "  seen = Identity (seen1)"

@@ -14,7 +14,7 @@ class Healthy:
     """A pool under supervision, with a clock that moves only when told."""
 
     def __init__(self) -> None:
-        self.pool = KvSlots(KvArena(pool_plan(ring=False)))
+        self.pool = KvSlots(KvArena(pool_plan(ring=False, max_length=200)))
         self.clock = Clock()
         self.clock.step = 0.0
         self.health = CacheHealth(self.pool, HealthConfig(), self.clock)

@@ -24,12 +24,12 @@ SEQUENCES = st.integers(0, N_SLOTS - 1)
 some_live = precondition(lambda self: self.model)
 
 
-def pool_plan(ring: bool) -> KvPlan:
+def pool_plan(ring: bool, max_length: int = MAX_LENGTH) -> KvPlan:
     """Two target layers and one draft layer, of some pages each; with `ring` the second one keeps a window only."""
     windowed = KvLayer(n_kv_heads=1, head_dim=48, window=WINDOW, ring=ring)
-    target = toy_info(max_length=MAX_LENGTH, kv_layers=(KvLayer(n_kv_heads=2, head_dim=64), windowed))
-    draft = toy_info(max_length=MAX_LENGTH, kv_layers=(KvLayer(n_kv_heads=1, head_dim=80),))
-    plan = plan_kv(target, draft, MAX_LENGTH, SLACK, N_SLOTS)
+    target = toy_info(max_length=max_length, kv_layers=(KvLayer(n_kv_heads=2, head_dim=64), windowed))
+    draft = toy_info(max_length=max_length, kv_layers=(KvLayer(n_kv_heads=1, head_dim=80),))
+    plan = plan_kv(target, draft, max_length, SLACK, N_SLOTS)
     assert [slot.rows for slot in plan.slots if slot.window is not None] == [RING, RING] * ring
     return plan
 
