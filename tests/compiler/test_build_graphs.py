@@ -185,3 +185,25 @@ def test_rotary_tables_are_as_long_as_the_request():
     built = build_graphs("target", exported_family("llama"), asked.weights, asked)
     tables = [v for n, v in built.part.graphs[0].model.graph.initializers.items() if n.startswith("rotary")]
     assert {v.const_value.shape[0] for v in tables} == {40 + 17}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "expected"),
+    [
+        ("mistral", {}, "all"),
+        ("gemma3_text", {}, "sliding"),
+        ("gpt_oss", {}, "sliding"),
+        ("llama", {}, "none"),
+        ("gemma3_text", {"kernels": "ort"}, "none"),
+        ("gemma3_text", {"weights": {"precision": "fp16"}}, "none"),
+    ],
+    ids=str,
+)
+def test_windows_may_be_rings_where_the_native_kernels_run_them(family, options, expected):
+    exported, asked = exported_family(family), request(backends=("cpu", "cuda"), **options)
+    built = build_graphs("target", exported, asked.weights, asked)
+    sliding = {index for index, layer in enumerate(exported.info.kv_layers) if layer.window is not None}
+    assert (len(sliding) == len(exported.info.kv_layers)) == (expected == "all")
+    assert built.part.info.rings == (frozenset() if expected == "none" else sliding)
+    assert built.part.info_on("cpu").rings == built.part.info.rings
+    assert built.part.info_on("cuda").rings == frozenset()
