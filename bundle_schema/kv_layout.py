@@ -52,15 +52,15 @@ class Ring:
 
     Attributes:
         rows: of the smallest ring.
-        room: most rows of one forward, and most that a sequence can be wound back.
+        room: most rows of one forward, and most that a sequence can be wound back once rings are full.
     """
 
     rows: int
     room: int
 
-    def keeps(self, written: int, length: int) -> bool:
-        """Whether all rows that `length` positions need are still there after positions up to `written`."""
-        return written <= self.rows or written - length <= self.room
+    def least(self, written: int) -> int:
+        """The shortest length whose window is still there after positions up to `written`, 0 when every length's is."""
+        return max(written - self.room, 0) if written > self.rows else 0
 
 
 def ring_of(plan: KvPlan, owner: Owner) -> Ring | None:

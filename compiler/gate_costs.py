@@ -30,7 +30,7 @@ SECONDS = 15.0  # after which no pass begins that is not among the least
 SIZES = range(1, MAX_WINDOW + 1)
 LONG_SIZES = (1, 2, 4, 8, MAX_WINDOW)
 LONG_CONTEXT = 1024
-PIECE = 256  # tokens of a long text, its last ones, whose reading by the draft is timed
+PIECE = 256  # tokens of a long text, its last ones, whose reading by the draft is timed; fewer with rings
 HOST_MS = 0.2  # of a round, outside the graphs
 
 
@@ -101,10 +101,12 @@ class _Times:
         self._target.rewind(0)
         self._target.read(text)
         readable = _for_draft(model, text)
-        self._piece = readable[-PIECE:]
+        self._piece: Sequence[int] = ()
         if self._draft is not None:
             self._draft.rewind(0)
             self._draft.read(readable)
+            # Rings can be wound back so far, and a draft step between two pieces writes a row.
+            self._piece = readable[max(len(readable) - PIECE, self._draft.zone.least + 1) :]
 
     def one_pass(self) -> None:
         """The draft reads a piece of the text; then plain steps, draft steps and forwards of each size take turns."""

@@ -30,7 +30,7 @@ class RingPoolsPass(GraphPass):
 
     Rules:
         1. The node is the project's own attention and has a window.
-        2. Its pools are inputs of the graph.
+        2. Its pools are inputs of the graph that nothing else reads.
     """
 
     name: ClassVar[str] = "ring-pools"
@@ -41,11 +41,15 @@ class RingPoolsPass(GraphPass):
         for node in model.graph:
             if node.domain != DSPARK or node.op_type not in _ATTENTION or (window := attribute(node, "window", -1)) < 1:
                 continue
-            pools = [value for value in node.inputs[_POOLS_IN] if value is not None and value.is_graph_input()]
+            pools = [value for value in node.inputs[_POOLS_IN] if value is not None and _is_its_own(value)]
             if len(pools) == 2:
                 renamed = [_name_rows(value, f"{RING_ROWS}_{window}") for value in (*pools, *node.outputs[_POOLS_OUT])]
                 fired += any(renamed)
         return PassResult(fired)
+
+
+def _is_its_own(value: ir.Value) -> bool:
+    return value.is_graph_input() and len(value.uses()) == 1
 
 
 def _name_rows(value: ir.Value, name: str) -> bool:

@@ -50,8 +50,8 @@ class KvZone:
         journals: rejected rows are noted in the journal.
         reach: rows from the start that were ever written, valid or not, since the memory behind them was given back.
         settled: leading valid rows that no rewind has touched since this was last set.
-        written: rows that a forward wrote up to since the zone was empty, rejected ones included.
-        emptied: rewinds to rows whose window a ring had written over.
+        least: the shortest length but 0 that can be made valid: rings have written over what shorter ones need.
+        emptied: rewinds to shorter lengths.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class KvZone:
         self.settled = 0
         self.journal: deque[Rejected] = deque(maxlen=_JOURNAL_ENTRIES)
         self.ring = ring
-        self.written = 0
+        self.least = 0
         self.emptied = 0
         self._secure = secure_rollback
 
@@ -84,7 +84,7 @@ class KvZone:
 
     def keeps(self, length: int) -> bool:
         """Whether the first `length` rows could be made the valid ones: a ring may have lost what they need."""
-        return self.ring is None or length == 0 or self.ring.keeps(self.written, length)
+        return length == 0 or length >= self.least
 
     def expect(self, n_rows: int) -> None:
         """A forward is about to write this many rows past the length, whatever becomes of it.
@@ -94,7 +94,7 @@ class KvZone:
         """
         if self.ring is not None and n_rows > self.ring.room:
             raise PlanError(f"{self.owner} zone", f"a ring takes {self.ring.room} rows at once, got {n_rows}")
-        self.written = max(self.written, self.length + n_rows)
+        self._note_written(self.length + n_rows)
 
     def commit(self, written: int, kept: int) -> None:
         """Of `written` new rows past the length, keep the first `kept`; O(1) unless rollback is secure."""
@@ -106,7 +106,7 @@ class KvZone:
         start = self.length
         self.length = start + kept
         self.reach = max(self.reach, start + written)
-        self.written = max(self.written, start + written)
+        self._note_written(start + written)
         self._reject(self.length, start + written)
 
     def rewind(self, length: int) -> None:
@@ -121,15 +121,15 @@ class KvZone:
             length = 0
             self.emptied += 1
         if length == 0:
-            self.written = 0
+            self.least = 0
         self.length = length
         self.settled = min(self.settled, length)
         self._reject(length, end)
 
-    def refill(self, n_rows: int, written: int) -> None:
-        """The first `n_rows` have been put back in place, as they were when rows up to `written` had been written."""
+    def refill(self, n_rows: int, least: int) -> None:
+        """The first `n_rows` have been put back in place, from where `least` was the shortest length."""
         self.length = n_rows
-        self.written = written
+        self.least = least
         self.settled = 0
         self.reach = max(self.reach, n_rows)
 
@@ -148,6 +148,12 @@ class KvZone:
         """
         self.wipe()
         self.pools, self.reach, self.ring = pools, reach, ring
+        self._note_written(self.length)
+
+    def _note_written(self, end: int) -> None:
+        """Rows up to `end` were or will be written, in a ring over older ones."""
+        if self.ring is not None:
+            self.least = max(self.least, self.ring.least(end))
 
     def _reject(self, start: int, end: int) -> None:
         if start == end:
@@ -208,13 +214,13 @@ class KvArena:
     def release(self, owner: Owner, slot: int, start: int) -> None:
         """Give the memory of a slot's rows from `start` on back to the system; they read as zeros afterwards.
 
-        Whole pages only, and nothing where the system cannot take back parts of a mapping. Rings have no such rows.
+        Whole pages only, and nothing where the system cannot take back parts of a mapping. A ring gives all or nothing.
         """
         advice = getattr(mmap, "MADV_DONTNEED", None)
         if advice is None:
             return
         for item in self.plan.slots:
-            if item.owner != owner or item.window is not None:
+            if item.owner != owner or (item.window is not None and start):
                 continue
             _, n_heads, rows, head_dim = item.shape
             row_nbytes = head_dim * item.dtype.itemsize

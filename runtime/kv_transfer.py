@@ -19,8 +19,7 @@ class KvTransfer:
 
     Args:
         zones: of the sequence, by model.
-        places: graph input name -> array [1, Hkv, rows, D], where each zone is to be; rows may differ from the zone's,
-            but not once a ring's have been written over.
+        places: graph input name -> array [1, Hkv, rows, D], where each zone is to be; rows may differ from the zone's.
         secure: overwrite copies of rows that hold no more.
     """
 
@@ -63,14 +62,26 @@ class KvTransfer:
         for (owner, name), done in list(self._copied.items()):
             zone = self._zones[owner]
             source, place = zone.pools[name], self.places[owner][name]
-            n_rows = source.shape[2]
-            start = max(done, zone.length - n_rows)  # of a ring only the newest rows are left
+            start = max(done, first_common(source, place, zone.length))
             row_nbytes = source.shape[1] * source.shape[3] * source.itemsize
             piece = max(_PIECE_NBYTES // row_nbytes, 1)
             while start < zone.length:
-                # A ring's rows wrap around; its two pools have the same number of rows.
-                end = min(start + piece, zone.length, (start // n_rows + 1) * n_rows)
-                rows = slice(start % n_rows, start % n_rows + end - start)
-                place[:, :, rows] = source[:, :, rows]
+                end = min(start + piece, zone.length)
+                copy_positions(source, place, start, end)
                 self._copied[owner, name] = start = end
                 yield
+
+
+def first_common(source: NDArray[np.generic], place: NDArray[np.generic], end: int) -> int:
+    """The first position before `end` that both pools [..., rows, D] have a row for: of a ring the newest are left."""
+    n_rows: int = min(source.shape[-2], place.shape[-2])
+    return max(0, end - n_rows)
+
+
+def copy_positions(source: NDArray[np.generic], place: NDArray[np.generic], start: int, end: int) -> None:
+    """Copy positions start .. end - 1 between pools [..., rows, D] that keep position p in row p mod rows."""
+    while start < end:
+        origin, target = start % source.shape[-2], start % place.shape[-2]
+        count = min(end - start, source.shape[-2] - origin, place.shape[-2] - target)
+        place[..., target : target + count, :] = source[..., origin : origin + count, :]
+        start += count

@@ -69,18 +69,20 @@ class SlotGraph:
         slot = self._pool.slot(sequence)
         if slot not in self._sessions:
             pools = self._pool.arena.pools_of(self._owner, slot)
-            self._sessions[slot] = self._over(pools, MAX_ROWS)
+            self._sessions[slot] = self._over(pools, MAX_ROWS, self.chunk)
         return self._sessions[slot]
 
     def packed(self) -> ForwardSession:
         """A session over all slots."""
         self._follow()
         if self._packed is None:
-            self._packed = self._over(self._pool.arena.pools(self._owner), MAX_ROWS * self._pool.n_slots)
+            # Those that decode bring their rows beside a whole chunk of prompts.
+            most = MAX_ROWS * self._pool.n_slots
+            self._packed = self._over(self._pool.arena.pools(self._owner), most, self.chunk + most)
         return self._packed
 
-    def _over(self, pools: Mapping[str, NDArray[np.generic]], max_rows: int) -> ForwardSession:
-        return self._graph.over(_Pools(dict(pools)), max_rows, self.chunk)
+    def _over(self, pools: Mapping[str, NDArray[np.generic]], max_rows: int, chunk: int) -> ForwardSession:
+        return self._graph.over(_Pools(dict(pools)), max_rows, chunk)
 
     def _follow(self) -> None:
         """Sessions are bound to addresses: another arena needs other sessions."""

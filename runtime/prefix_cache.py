@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsc.bundle_schema.kv_layout import Ring
 from dsc.bundle_schema.kv_plan import Owner
 from dsc.runtime.kv_arena import KvZone
+from dsc.runtime.kv_transfer import copy_positions, first_common
 
 LEAST_ROWS = 16  # fewer are read about as fast as they are copied
 
@@ -31,22 +31,22 @@ class SavedText:
         tokens: int32 [n].
         rows: model -> graph input name -> [Hkv, m, D]; of m positions, or of a ring all its rows.
         lengths: model -> positions: n for the target, and what the draft had read of it.
-        written: model -> positions that were written up to, rejected ones included.
+        least: model -> the shortest length that can be put back.
     """
 
     tokens: NDArray[np.int32]
     rows: dict[Owner, dict[str, NDArray[np.generic]]]
     lengths: dict[Owner, int]
-    written: dict[Owner, int]
+    least: dict[Owner, int]
 
     @property
     def nbytes(self) -> int:
         """Of tokens and rows."""
         return self.tokens.nbytes + sum(rows.nbytes for pools in self.rows.values() for rows in pools.values())
 
-    def serves(self, owner: Owner, n_rows: int, ring: Ring | None) -> bool:
+    def serves(self, owner: Owner, n_rows: int) -> bool:
         """Whether the first `n_rows` can be put back."""
-        return ring is None or ring.keeps(self.written[owner], n_rows)
+        return n_rows >= self.least[owner]
 
 
 @dataclass
@@ -55,7 +55,7 @@ class PrefixCounts:
 
     Attributes:
         hits: prompts that a saved text helped; `restored_rows` of the target were copied for them.
-        lost: prompts that began like a known text whose rings have written over what they need.
+        lost: times that rings had written over what a prompt needed of a known text.
         too_large: texts that were not saved because they alone would take more than all entries may.
     """
 
@@ -110,23 +110,22 @@ class PrefixCache:
         wanted = np.asarray(prompt[:-1], np.int32)
         common = common_length(np.asarray(live[: target.length], np.int32), wanted)
         kept = common if target.keeps(common) else 0
-        found = self.find(wanted, kept + LEAST_ROWS, target.ring)
-        self.counts.lost += found is None and common - kept >= LEAST_ROWS
+        found = self.find(wanted, kept + LEAST_ROWS)
         if target.length - kept >= LEAST_ROWS:
             self.save(live, zones)
+        emptied = sum(zone.emptied for zone in zones.values())
         rewind(common)
-        return self.restore(*found, zones) if found is not None else 0
+        if found is not None:
+            return self.restore(*found, zones)
+        self.counts.lost += sum(zone.emptied for zone in zones.values()) - emptied
+        return 0
 
-    def find(self, ids: NDArray[np.int32], at_least: int, ring: Ring | None = None) -> tuple[SavedText, int] | None:
-        """The text that serves most leading tokens of `ids`, and how many; None below `at_least`.
-
-        Args:
-            ring: of the target.
-        """
+    def find(self, ids: NDArray[np.int32], at_least: int) -> tuple[SavedText, int] | None:
+        """The text that serves most leading tokens of `ids`, and how many; None below `at_least`."""
         self.counts.lookups += 1
         at_least = max(at_least, LEAST_ROWS)
         known = [(common, text) for text in self._texts if (common := common_length(text.tokens, ids)) >= at_least]
-        usable = [(common, text) for common, text in known if text.serves("target", common, ring)]
+        usable = [(common, text) for common, text in known if text.serves("target", common)]
         self.counts.lost += bool(known) and not usable
         if not usable:
             return None
@@ -139,12 +138,15 @@ class PrefixCache:
         """Put the rows of the first `n_tokens` back, of the draft as many as it had read; returns the target's."""
         for owner, zone in zones.items():
             n_rows = min(n_tokens, zone.capacity, text.lengths[owner])
-            if n_rows > zone.length and text.serves(owner, n_rows, zone.ring):
-                for name, rows in text.rows[owner].items():
-                    whole_ring = rows.shape[1] < text.lengths[owner]
-                    end = rows.shape[1] if whole_ring else n_rows
-                    zone.pools[name][0, :, :end] = rows[:, :end]
-                zone.refill(n_rows, text.written[owner])
+            if n_rows <= zone.length:
+                continue
+            if not text.serves(owner, n_rows):
+                self.counts.lost += 1
+                continue
+            for name, rows in text.rows[owner].items():
+                place = zone.pools[name][0]
+                copy_positions(rows, place, first_common(rows, place, n_rows), n_rows)
+            zone.refill(n_rows, text.least[owner])
         self.counts.restored_rows += zones["target"].length
         return zones["target"].length
 
@@ -156,7 +158,7 @@ class PrefixCache:
             return
         for known in self._texts[::-1]:
             common = common_length(known.tokens, text)
-            if common == n_tokens and known.serves("target", common, zones["target"].ring):
+            if common == n_tokens and known.serves("target", common):
                 self._touch(known)
                 return
             if common == len(known.tokens) and zones["target"].keeps(common):
@@ -172,8 +174,8 @@ class PrefixCache:
             for owner, zone in zones.items()
         }
         lengths = {owner: zone.length for owner, zone in zones.items()}
-        written = {owner: zone.written for owner, zone in zones.items()}
-        self._texts.append(SavedText(text, rows, lengths, written))
+        least = {owner: zone.least for owner, zone in zones.items()}
+        self._texts.append(SavedText(text, rows, lengths, least))
         self.nbytes += self._texts[-1].nbytes
         self.counts.saved += 1
         self._evict()

@@ -12,12 +12,12 @@ POOL = f"float[batch, {HKV}, max_rows, {D}]"
 HEADS = f"float[batch, {HQ}, seq, {D}]"
 
 
-def graph(window, pool="kp"):
+def graph(window, pool="kp", more=""):
     model = text_model(
         f"""agraph ({HEADS} q, float[batch, {HKV}, seq, {D}] k, float[batch, {HKV}, seq, {D}] v,
             {POOL} kp, {POOL} vp, int32[batch] past)
           => ({HEADS} o, {POOL} kpo, {POOL} vpo) <{POOL} same>
-          {{ same = Identity(kp)
+          {{ {more}
              o, kpo, vpo = ai.dspark.VerifyAttention<scale=0.2, window={window}>(q, k, v, {pool}, vp, past) }}"""
     )
     names = {"kp": "k_pool.0", "vp": "v_pool.0"}
@@ -40,9 +40,13 @@ def test_pools_behind_a_window_are_named_apart_once():
     verify_graph(model)
 
 
-@pytest.mark.parametrize(("window", "pool"), [(-1, "kp"), (5, "same")], ids=["no window", "not a graph input"])
-def test_other_pools_stay_as_they_are(window, pool):
-    model = graph(window, pool)
+@pytest.mark.parametrize(
+    ("window", "pool", "more"),
+    [(-1, "kp", ""), (5, "same", "same = Identity(kp)"), (5, "kp", "same = Identity(kp)")],
+    ids=["no window", "not a graph input", "read by something else"],
+)
+def test_other_pools_stay_as_they_are(window, pool, more):
+    model = graph(window, pool, more)
     assert RingPoolsPass()(model).fired == 0
     assert rows(model) == {"max_rows"}
     assert ring_layers(model) == frozenset()

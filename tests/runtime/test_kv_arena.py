@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pool_machine import pool_plan
 from toy_bundle import toy_info, toy_plan
 
 from dsc.bundle_schema.errors import PlanError
@@ -133,3 +134,16 @@ def test_a_write_into_a_guard_is_named():
     np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * 1).from_address(base + guard + 3))[0] = 0
     with pytest.raises(PlanError, match=f"draft zone: its guard was overwritten at byte {guard + 3}"):
         arena.check_guards()
+
+
+def test_a_ring_gives_its_memory_back_with_the_whole_sequence_only():
+    arena = KvArena(pool_plan(ring=True))
+    pools = arena.pools_of("target", 1)
+    for pool in pools.values():
+        pool[:] = 1
+    arena.release("target", 1, 300)
+    assert pools["k_pool.1"].all()
+    assert pools["k_pool.0"][:, :, :300].all()
+    arena.release("target", 1, 0)
+    assert not pools["k_pool.1"][0, 0, 40:200].any()
+    assert not pools["k_pool.0"][0, 0, 40:200].any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from forward_graphs import VOCAB
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 from packed_bundle import packed_bundle
 
 from dsc.bundle_schema.kv_layout import Ring, ring_of
+from dsc.bundle_schema.manifest import DraftEntry
+from dsc.compiler.gate_costs import PIECE, measure_costs
 from dsc.kernels.native import find_library
 from dsc.runtime import load
 
@@ -132,3 +136,85 @@ def test_sequences_of_an_engine_have_rings_of_their_own(model, long):
         stats = engine.stats()
     assert stats["forwards"] == stats["rounds"]
     assert stats["split_rounds"] == 0
+
+
+def plain_ids(long, prompt, n_tokens):
+    return long.generate(prompt, n_tokens, speculation="off", ignore_eos=True, reuse_cache=False).ids
+
+
+@pytest.mark.parametrize(("limit", "n_prompt"), [(190, 150), (60, 40)])
+def test_a_text_that_a_ring_held_is_judged_by_that_ring_when_the_arena_has_none(model, long, limit, n_prompt):
+    """The engine's saved texts outlive a change of its length."""
+    prompt = [*TEXT[:n_prompt], 3]
+    with model.engine(slots=2, background=False) as engine:
+        engine.submit(TEXT[:400], max_new_tokens=10, reuse_cache=True).result()
+        engine.resize(limit)
+        engine.run()
+        engine.step()
+        found = engine.submit(prompt, max_new_tokens=15, reuse_cache=True, ignore_eos=True).result()
+    assert found.ids == plain_ids(long, prompt, 15)
+    assert (found.stats.restored_tokens, found.stats.prefix_reason) == (0, LOST)
+
+
+def test_what_a_ring_had_lost_stays_lost_when_the_sequence_moves(tmp_path):
+    """A text is restored, its sequence crosses a change of length and is saved again, and restored shorter."""
+    folder = [packed_bundle(tmp_path / f"{rings}.dsmodel", LENGTH, window=2, rings=rings) for rings in (True, False)]
+    ring, long = (load(path, kernels="native", verify="never") for path in folder)
+    options = {"reuse_cache": True, "ignore_eos": True, "speculation": "off"}
+    with ring.engine(slots=2, background=False) as engine:
+        engine.submit(TEXT[:290], max_new_tokens=10, reuse_cache=True).result()
+        first = engine.submit([*TEXT[:60], 3], max_new_tokens=30, **options)
+        for _ in range(4):
+            engine.step()
+        engine.resize(190)
+        assert first.result().ids == plain_ids(long, [*TEXT[:60], 3], 30)
+        engine.run()
+        engine.step()
+        for n_prompt in (40, 50, 59):
+            prompt = [*TEXT[:n_prompt], 5]
+            assert engine.submit(prompt, max_new_tokens=12, **options).result().ids == plain_ids(long, prompt, 12)
+
+
+def test_texts_go_on_from_a_ring_into_an_arena_of_another_size(model, long):
+    """Up to what a ring holds from its start nothing is lost, whichever arena the text was saved from."""
+    with model.engine(slots=2, background=False) as engine:
+        for limit, n_prompt, restored in ((LENGTH, 180, 0), (220, 190, 180), (LENGTH, 195, 190), (200, 150, 150)):
+            engine.resize(limit)
+            engine.step()
+            prompt = [*TEXT[:n_prompt], 7]
+            found = engine.submit(prompt, max_new_tokens=5, reuse_cache=True, ignore_eos=True).result()
+            assert found.ids == plain_ids(long, prompt, 5)
+            assert found.stats.restored_tokens == restored
+
+
+def test_prompts_and_drafts_share_a_forward_however_many_prompts_are_read(model):
+    """Rings limit the rows of a sequence, not those of a run."""
+    prompts = [TEXT[n : n + 300] for n in range(0, 300, 30)]
+    with model.engine(slots=3, prefill_stretch=50) as engine:
+        tickets = [engine.submit(prompt, max_new_tokens=20) for prompt in prompts]
+        assert all(ticket.result().ids for ticket in tickets)
+        assert engine.stats()["split_rounds"] == 0
+
+
+def test_costs_after_a_long_text_are_those_of_a_draft_that_has_read_it(tmp_path, monkeypatch):
+    """A ring cannot be wound back by a whole piece: less is read anew, and the draft's length stays."""
+    model = load(packed_bundle(tmp_path / "r.dsmodel", 1400, window=WINDOW), kernels="native", verify="never")
+    draft = load(packed_bundle(tmp_path / "d.dsmodel", 1400, window=WINDOW), kernels="native", verify="never")
+    lengths = []
+    forward = draft.bundle.target.forward
+
+    def watched(rows, n_logits):
+        lengths.append(draft.bundle.target.length)
+        return forward(rows, n_logits)
+
+    monkeypatch.setattr(draft.bundle.target, "forward", watched)
+    entry = draft.bundle.manifest.target
+    both = replace(
+        model.bundle,
+        draft=draft.bundle.target,
+        manifest=model.bundle.manifest.model_copy(update={"draft": DraftEntry(kind="model", model=entry)}),
+    )
+    monkeypatch.setattr(model, "bundle", both)
+    assert len(measure_costs(model, [TEXT[:20]])) == 2
+    assert lengths[-1] == 1024
+    assert min(lengths[-20:]) > 1024 - PIECE

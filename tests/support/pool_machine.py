@@ -54,6 +54,7 @@ class ModelSequence:
         self.rows: dict[str, list[float]] = {"target": [], "draft": []}
         self.pending: dict[str, list[float]] = {"target": [], "draft": []}
         self.top = {"target": 0, "draft": 0}  # rows that were ever written since the sequence was empty
+        self.least = 0  # the shortest length that the target's ring can go back to
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -99,6 +100,9 @@ class PoolMachine(RuleBasedStateMachine):
             pool[0, :, places] = np.array(values, np.float32)[:, None, None] + np.float32(number / 8)
         model.pending[owner] = values
         model.top[owner] = max(model.top[owner], length + n_rows)
+        rings = any(slot.window is not None for slot in self.pool.arena.plan.slots)
+        if rings and owner == "target" and length + n_rows > RING:
+            model.least = max(model.least, length + n_rows - ROOM)
 
     @some_live
     @rule(index=SEQUENCES, owner=OWNERS, share=st.floats(0, 1))
@@ -123,12 +127,13 @@ class PoolMachine(RuleBasedStateMachine):
         name, model = self.pick(index)
         length = round(share * len(model.rows[owner]))
         self.pool.rewind(name, owner, length)
-        top, rings = model.top[owner], any(slot.window is not None for slot in self.pool.arena.plan.slots)
-        if rings and owner == "target" and length < len(model.rows[owner]) and top > RING and top - length > ROOM:
+        if owner == "target" and length < min(model.least, len(model.rows[owner])):
             length = 0  # the ring has written over what would be needed
         del model.rows[owner][length:]
         model.pending[owner] = []
-        model.top[owner] = 0 if length == 0 else model.top[owner]
+        if length == 0:
+            model.top[owner] = 0
+            model.least = 0 if owner == "target" else model.least
 
     @some_live
     @rule(index=SEQUENCES)
