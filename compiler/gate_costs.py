@@ -105,8 +105,8 @@ class _Times:
         if self._draft is not None:
             self._draft.rewind(0)
             self._draft.read(readable)
-            # Rings can be wound back so far, and a draft step between two pieces writes a row.
-            self._piece = readable[max(len(readable) - PIECE, self._draft.zone.least + 1) :]
+            least = self._draft.zone.least  # to which rings can be wound back; a draft step after a piece writes a row
+            self._piece = readable[max(len(readable) - PIECE, least + 1 if least else 0) :]
 
     def one_pass(self) -> None:
         """The draft reads a piece of the text; then plain steps, draft steps and forwards of each size take turns."""

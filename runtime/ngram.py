@@ -6,7 +6,6 @@ depends on the sequence's length. Keys are the tokens themselves: no two n-grams
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +31,16 @@ class Match:
     occurrences: int
 
 
+class _Follower:
+    """A token that followed, how many occurrences say so with what weight, and the longest of them."""
+
+    __slots__ = ("agreeing", "length", "start", "votes")
+
+    def __init__(self) -> None:
+        self.votes = 0.0
+        self.agreeing = self.length = self.start = 0
+
+
 class NgramIndex:
     """Where each n-gram of a growing token sequence ended.
 
@@ -43,6 +52,9 @@ class NgramIndex:
     def __init__(self, min_match: int, max_match: int) -> None:
         self.min_match = min_match
         self.max_match = max_match
+        self._votes = [
+            _WEIGHT ** min(length, max_match) for length in range(max(_LONGEST_COUNTED_MATCH, min_match) + 1)
+        ]
         self._newest: dict[tuple[int, ...], int] = {}
         self._before: list[int] = []  # end of an n-gram -> end of the same one before it, 0 when there is none
         self._indexed = 0
@@ -61,29 +73,27 @@ class NgramIndex:
         """Where the likeliest next token followed: each occurrence of the end has a say, longer matches a larger one.
         Of those with that token the longest match, and of equals the newest.
         """
-        found = self._occurrences(tokens)
-        if not found:
-            return None
-        votes: defaultdict[int, float] = defaultdict(float)
-        for length, start in found:
-            votes[tokens[start]] += _WEIGHT ** min(length, self.max_match)
-        token = max(votes, key=votes.__getitem__)
-        agreeing = [place for place in found if tokens[place[1]] == token]
-        length, start = max(agreeing)
-        return Match(start, length, len(agreeing), len(found))
-
-    def _occurrences(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Matched length and start of what followed, newest first."""
-        size = self.min_match
-        found: list[tuple[int, int]] = []
+        size, before = self.min_match, self._before
         start = self._newest.get(tuple(tokens[-size:]), 0) if len(tokens) > size else 0
-        while start and len(found) < _MOST_OCCURRENCES:
+        if not start:
+            return None
+        followers: dict[int, _Follower] = {}
+        looked_at = 0
+        while start and looked_at < _MOST_OCCURRENCES:
             length, most = size, min(start, _LONGEST_COUNTED_MATCH)
             while length < most and tokens[start - 1 - length] == tokens[-1 - length]:
                 length += 1
-            found.append((length, start))
-            start = self._before[start]
-        return found
+            follower = followers.get(tokens[start])
+            if follower is None:
+                follower = followers[tokens[start]] = _Follower()
+            follower.votes += self._votes[length]
+            follower.agreeing += 1
+            if length > follower.length:  # newest first
+                follower.length, follower.start = length, start
+            looked_at += 1
+            start = before[start]
+        best = max(followers.values(), key=_votes)
+        return Match(best.start, best.length, best.agreeing, looked_at)
 
     def truncate(self, length: int) -> None:
         """Only the first `length` tokens are still the same; when n-grams went past them, all are indexed
@@ -93,6 +103,10 @@ class NgramIndex:
             self._newest.clear()
             self._before.clear()
             self._indexed = 0
+
+
+def _votes(follower: _Follower) -> float:
+    return follower.votes
 
 
 def continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:

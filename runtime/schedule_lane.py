@@ -20,6 +20,8 @@ SHORT_LAG = 16
 TYPICAL_TOKENS = 256
 # Of them that the reader will have a part in: lookups and plain rounds give the others.
 OWN_SHARE = 1 / 3
+# Milliseconds that looking for a proposal takes after a forward, which leaves little in the processor's caches.
+LOOK_MS = 0.04
 
 
 class Lane:
@@ -48,6 +50,7 @@ class Lane:
         self._looked_at: dict[str, int] = {}  # the round until which a kind's acceptance has faded
         self._rounds = 0
         self._kind: str | None = None
+        self._looked = 0.0  # plain steps that looking took in this round
         self.start = 0  # tokens that it leaves out
         self.cost = 1.0  # plain steps of the last drafted round, with what it read
         self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
@@ -69,6 +72,7 @@ class Lane:
         self._table = round_table(self._costs)
         self._late_costs = self.live_costs.costs(late=True)
         self._late_table = round_table(self._late_costs)
+        self._look_cost = LOOK_MS / self.live_costs.verify_ms()[0]
 
     def offer(self, tokens: Sequence[int], room: int, generated: int = 0, rate: float = 1.0) -> Offer | str:
         """What it can do now, or why nothing.
@@ -78,7 +82,7 @@ class Lane:
             generated: tokens of the request's output so far.
             rate: committed tokens a plain step so far, which a model that has to read a text first must beat.
         """
-        self._kind, self.cost = None, 1.0
+        self._kind, self.cost, self._looked = None, 1.0, 0.0
         limit = min(self._cap, room)
         if limit < 1:
             return "no room"
@@ -88,6 +92,7 @@ class Lane:
             return "context too long"
         if self.account is not None and self.account.waiting:
             return "cool-down"
+        self._looked = self._look_cost
         kind = self.proposer.look(tokens)
         if kind is None:
             return self.proposer.silence(tokens)
@@ -166,7 +171,7 @@ class Lane:
         if self.account is not None:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0
-            self.account.settle(drafted if used else 0, accepted, cost)
+            self.account.settle(drafted if used else 0, accepted, cost + self._looked)
 
 
 def _with_reading(

@@ -15,6 +15,8 @@ from dsc.runtime.acceptance import AcceptanceModel
 from dsc.runtime.schedule_rules import History, choose_path, rules_window
 from dsc.runtime.signals import Signals
 
+UNPAID = "does not pay"
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -84,7 +86,7 @@ def _highest_rate(offers: Sequence[Offer], size: Callable[[Offer], tuple[int, fl
         found, gain = size(offer)
         if found and gain > rate:
             best, window, rate = offer, found, gain
-    return Choice(best, window, "" if window else "does not pay")
+    return Choice(best, window, "" if window else UNPAID)
 
 
 @dataclass(frozen=True)

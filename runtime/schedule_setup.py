@@ -13,7 +13,7 @@ from dsc.bundle_schema.manifest import Manifest
 from dsc.runtime.acceptance import RoundCosts
 from dsc.runtime.cached_model import CachedModel
 from dsc.runtime.continuation_cache import ContinuationCache, ContinuationProposer
-from dsc.runtime.costs import MEASURED_HERE, costs_for
+from dsc.runtime.costs import costs_for
 from dsc.runtime.host import SessionSettings
 from dsc.runtime.memory_pressure import PressureWatch
 from dsc.runtime.proposers import ModelProposer, NgramProposer, Proposer
@@ -132,7 +132,7 @@ class Scheduler:
             proposers.append((self._proposer(name, n_prompt), costs))
         stats.speculation = "+".join(kinds)
         by_costs = config.policy in ("calibrated", "batched")
-        refresh = by_costs and config.calibrated.refresh_costs and stats.costs != MEASURED_HERE
+        refresh = by_costs and config.calibrated.refresh_costs
         return Speculator(proposers, options, self.live, n_prompt, refresh, traced=traced)
 
     def _kinds(self, options: SpeculationOptions) -> list[ProposerKind]:
