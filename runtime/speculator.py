@@ -32,7 +32,7 @@ NO_SIGNALS = Signals()
 _NO_HISTORY = History()
 _REFRESH_ROUNDS, _PLAIN_SAMPLE = 8, 4
 # After so many rounds in a row whose offers were not worth a draft, only every fourth looks for one: on text that
-# repeats itself at random, looking took 2 % of an int4 step. In 80 chats, edits and quotations that is so in 1 % of rounds.
+# repeats itself at random, looking took 2 % of an int4 step. In 80 chats, edits and quotations few rounds rest.
 _PATIENCE, _REST = 3, 4
 _RATE_PRIOR = 8.0  # tokens that count as decoded plainly before a request's own rate is known
 
