@@ -69,11 +69,17 @@ class SpeculationAccount:
             window -= 1
         return window
 
-    def settle(self, drafted: int, accepted: int, cost: float) -> None:
-        """Book a round of `drafted` drafts that cost `cost` steps; a plain round drafted none and cost 1."""
+    def settle(self, drafted: int, accepted: int, cost: float, looked: float = 0.0, draft: float = 0.0) -> None:
+        """Book a round of `drafted` drafts that cost `cost` steps; a plain round drafted none and cost 1.
+
+        Args:
+            looked: steps that looking for a proposal took.
+            draft: what one draft that fails would cost; looking leaves as much, or nothing could ever be tried again.
+        """
         self._wait = max(self._wait - 1, 0)
         earned = (accepted + 1) * (1 + self.allowance)
         self.balance = min(self.balance + earned - cost, _CEILING)
+        self.balance = max(self.balance - looked, min(self.balance, draft))
         if drafted and self._probing:
             self._settle_probe(accepted)
 

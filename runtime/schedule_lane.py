@@ -171,7 +171,7 @@ class Lane:
         if self.account is not None:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0
-            self.account.settle(drafted if used else 0, accepted, cost + self._looked)
+            self.account.settle(drafted if used else 0, accepted, cost, self._looked, self._table[1] - 1)
 
 
 def _with_reading(

@@ -1,0 +1,66 @@
+"""A speculator looks for proposals; where they are not worth a draft it does so more rarely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from dsc.bundle_schema.dflash_config import DflashConfig
+from dsc.runtime.proposers import NgramProposer
+from dsc.runtime.schedule_config import LiveConfig
+from dsc.runtime.schedule_costs import LiveCosts
+from dsc.runtime.speculator import SpeculationOptions, Speculator
+
+
+class Counting(NgramProposer):
+    """Prompt lookup that counts its lookups."""
+
+    n_looks = 0
+
+    def look(self, tokens: Sequence[int]) -> str | None:
+        self.n_looks += 1
+        return super().look(tokens)
+
+
+def speculator(proposer: NgramProposer, verify_ms: Sequence[float]) -> Speculator:
+    costs = LiveCosts(verify_ms, (), 0.2, 0.05)
+    return Speculator([(proposer, costs)], SpeculationOptions(), LiveConfig(DflashConfig()), n_prompt=1)
+
+
+def rounds(run: Speculator, tokens: list[int], following: Sequence[int]) -> list[str]:
+    """Decode `following`, none of it as drafted; the reason of each round, empty for one that drafted."""
+    reasons = []
+    for token in following:
+        draft = run.propose(tokens, 100)
+        reasons.append(draft.reason)
+        tokens.append(token)
+        run.settle(len(draft.ids), 0)
+    return reasons
+
+
+STEEP = [3.0 + 4.0 * drafts for drafts in range(16)]  # a draft costs more than a plain step: nothing pays
+
+
+def test_what_never_pays_is_looked_for_in_every_fourth_round():
+    proposer = Counting()
+    reasons = rounds(speculator(proposer, STEEP), [1, 2, 1], [2, 1] * 100)
+    assert reasons.count("does not pay") == 200
+    assert proposer.n_looks == pytest.approx(200 / 4, abs=4)
+
+
+def test_a_text_without_matches_is_looked_at_in_every_round():
+    proposer = Counting()
+    reasons = rounds(speculator(proposer, STEEP), [0], range(1, 101))
+    assert reasons == ["no proposal"] * 100
+    assert proposer.n_looks == 100
+
+
+def test_what_pays_again_is_found_within_four_rounds():
+    proposer = Counting()
+    run = speculator(proposer, STEEP)
+    tokens = [1, 2, 1]
+    rounds(run, tokens, [2, 1] * 20)
+    run._lanes[0].live_costs = LiveCosts([3.0 + 0.01 * rows for rows in range(1, 17)], (), 0.2, 0.05)
+    run._lanes[0].refresh()
+    assert "" in rounds(run, tokens, [2, 1, 2, 1])
