@@ -20,8 +20,8 @@ SHORT_LAG = 16
 TYPICAL_TOKENS = 256
 # Of them that the reader will have a part in: lookups and plain rounds give the others.
 OWN_SHARE = 1 / 3
-# Milliseconds that looking for a proposal takes after a forward, which leaves little in the processor's caches.
-LOOK_MS = 0.04
+# Milliseconds that looking for a proposal and booking the round take, after a forward that leaves little in the caches.
+LOOK_MS = 0.06
 
 
 class Lane:
