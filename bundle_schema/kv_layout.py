@@ -109,7 +109,7 @@ def lay_out(slots: Sequence[KvSlot], max_length: int, rollback_slack: int) -> Kv
 
 
 def resized(plan: KvPlan, max_length: int, n_slots: int) -> KvPlan:
-    """The same layers for sequences of another length, or for another number of them; rings that are longer keep all.
+    """The same layers for sequences of another length, or for another number of them; rings where they take fewer rows.
 
     Raises:
         PlanError: `max_length` is beyond what the plan's graphs were made for, or it or `n_slots` is out of range.
