@@ -86,10 +86,10 @@ class ModelEntry(StrictModel):
     graphs: Annotated[tuple[GraphEntry, ...], FailFast()]
 
     def info_on(self, backend: GraphBackend) -> ModelInfo:
-        """`info` as the graphs of `backend` have it, where there are some: rings are those of the CPU's."""
+        """`info` as the graphs of `backend` have it, where there are some."""
         pools = (spec for graph in self.graphs if graph.backend == backend for spec in graph.inputs)
         dtype = next((spec.dtype for spec in pools if spec.name.startswith("k_pool.")), self.info.kv_dtype)
-        return self.info.with_pools(dtype, self.info.rings if backend == "cpu" else frozenset())
+        return self.info.on_backend(backend, dtype)
 
 
 class DraftEntry(StrictModel):

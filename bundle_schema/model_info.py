@@ -76,6 +76,10 @@ class ModelInfo(StrictModel):
         """The layers whose pools may be rings."""
         return frozenset(index for index, layer in enumerate(self.kv_layers) if layer.ring)
 
+    def on_backend(self, backend: str, kv_dtype: DType) -> ModelInfo:
+        """The same of the graphs for a backend, whose pools have this element type: only the CPU's have rings."""
+        return self.with_pools(kv_dtype, self.rings if backend == "cpu" else frozenset())
+
     def with_pools(self, kv_dtype: DType, rings: frozenset[int]) -> ModelInfo:
         """The same of graphs whose pools have this element type, and in these layers may be rings."""
         layers = [layer.model_copy(update={"ring": index in rings}) for index, layer in enumerate(self.kv_layers)]

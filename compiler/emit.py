@@ -72,9 +72,9 @@ class ModelPart:
     graphs: tuple[GraphPart, ...]
 
     def info_on(self, backend: GraphBackend) -> ModelInfo:
-        """`info` as the graphs for `backend` have it: rings are those of the CPU's."""
+        """`info` as the graphs for `backend` have it."""
         graph = next(graph for graph in self.graphs if graph.backend == backend)
-        return self.info.with_pools(pool_dtype(graph.model), self.info.rings if backend == "cpu" else frozenset())
+        return self.info.on_backend(backend, pool_dtype(graph.model))
 
 
 def pool_dtype(model: ir.Model) -> DType:

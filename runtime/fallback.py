@@ -33,8 +33,8 @@ class SpeculationAccount:
     """
 
     def __init__(self, config: Fallback, start: float | None = None, share: float = 1.0) -> None:
-        # Half of the overhead is given to failed drafts; the other half covers the start and the error of the
-        # costs.
+        # Half of the overhead is given to looking and failed drafts; the other half covers the start and the error of
+        # the costs.
         self.allowance = config.max_overhead / 2 * share
         self.balance = SHORT_ANSWER * self.allowance if start is None else start
         self._config = config

@@ -50,7 +50,7 @@ class Lane:
         self._looked_at: dict[str, int] = {}  # the round until which a kind's acceptance has faded
         self._rounds = 0
         self._kind: str | None = None
-        self._looked = 0.0  # plain steps that looking took in this round
+        self._looked = 0.0  # plain steps that looking took since the last round
         self.start = 0  # tokens that it leaves out
         self.cost = 1.0  # plain steps of the last drafted round, with what it read
         self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
@@ -82,7 +82,7 @@ class Lane:
             generated: tokens of the request's output so far.
             rate: committed tokens a plain step so far, which a model that has to read a text first must beat.
         """
-        self._kind, self.cost, self._looked = None, 1.0, 0.0
+        self._kind, self.cost = None, 1.0
         limit = min(self._cap, room)
         if limit < 1:
             return "no room"
@@ -172,6 +172,7 @@ class Lane:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0
             self.account.settle(drafted if used else 0, accepted, cost, self._looked, self._table[1] - 1)
+        self._looked = 0.0  # the next round may not look
 
 
 def _with_reading(

@@ -64,3 +64,17 @@ def test_what_pays_again_is_found_within_four_rounds():
     run._lanes[0].live_costs = LiveCosts([3.0 + 0.01 * rows for rows in range(1, 17)], (), 0.2, 0.05)
     run._lanes[0].refresh()
     assert "" in rounds(run, tokens, [2, 1, 2, 1])
+
+
+def test_a_round_that_does_not_look_does_not_pay_for_looking():
+    proposer = Counting()
+    run = speculator(proposer, STEEP)
+    account = run._lanes[0].account
+    account.balance = 5.0  # over the price of a draft, which looking leaves
+    balances = []
+    tokens = [1, 2, 1]
+    for _ in range(40):
+        rounds(run, tokens, [2, 1])
+        balances.append((proposer.n_looks, account.balance))
+    (looks, first), (more, last) = balances[5], balances[-1]
+    assert last - first == pytest.approx(68 * account.allowance - (more - looks) * run._lanes[0]._look_cost)
