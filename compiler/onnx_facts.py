@@ -20,7 +20,7 @@ from dsc.passes.graph_edit import MICROSOFT, attribute, input_at, is_op, is_weig
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_PACKED_OPERATORS = ("MatMulNBits", "BlockMatMul", "InterleavedMatMul")
+_PACKED_OPERATORS = ("MatMulNBits", "BlockMatMul", "InterleavedMatMul", "InterleavedMatMulSkipNorm")
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
 
 

@@ -50,16 +50,13 @@ DENSE_MATMUL = KernelContract(
     example={"M": 3, "K": 53, "N": 37},
 )
 
-_BODY = """
-DenseMatMul (x, weight) => (y) {
-  y = com.microsoft.FusedMatMul <transB = 1> (x, weight)
-}
-"""
+DENSE_PRODUCT = "y = com.microsoft.FusedMatMul <transB = 1> (x, weight)"
+"""The node that gives `y`, in a function's text."""
 
 
 def function_body() -> ir.Function:
     """The operator as onnxruntime's own product."""
-    return parse_function(_BODY, microsoft=True)
+    return parse_function(f"DenseMatMul (x, weight) => (y) {{ {DENSE_PRODUCT} }}", microsoft=True)
 
 
 def function_for(node: ir.Node) -> ir.Function:

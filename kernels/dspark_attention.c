@@ -7,7 +7,7 @@
  * Rows of the pool that a row may not see are never read as values, so whatever a rollback left there is harmless.
  */
 #include "dspark_cpu.h"
-#include "dspark_exp.h"
+#include "dspark_lanes.h"
 
 #include <immintrin.h>
 #include <math.h>
@@ -52,12 +52,6 @@ AVX2_INLINE float max_of(__m256 v) {
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
-
-AVX2_INLINE float sum_of(__m256 v) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
 /* Eight floats, or the first `count` of them when the head size leaves fewer. */

@@ -95,6 +95,14 @@ typedef struct {
   float *y;
 } SwiGlu;
 
+/* sum [rows, n] += skip; y = sum / sqrt(mean of a row's squares + epsilon) * gain. */
+typedef struct {
+  int64_t rows, n;
+  const float *skip, *gain; /* gain: [n] */
+  float epsilon;
+  float *sum, *y;
+} SkipNorm;
+
 /* Return 0, or -1 when memory is short. */
 void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool);
 int dspark_interleaved_matmul(const InterleavedMatMul *op, const Pool *pool);
@@ -104,5 +112,6 @@ int dspark_has_room(const VerifyAttention *op, int64_t slot); /* the rows of a s
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);
 int dspark_qkv_attention(const QkvAttention *op, const Pool *pool);
 void dspark_swiglu(SwiGlu *op, const Pool *pool);
+void dspark_skip_norm(SkipNorm *op, const Pool *pool);
 
 #endif

@@ -1,11 +1,13 @@
-/* Small operators that stand for several nodes of a decoder layer: rotary embedding of a packed projection, SwiGLU. */
+/* Small operators that stand for several nodes of a decoder layer: rotary embedding of a packed projection, SwiGLU, a
+ * residual addition with the normalisation of its result. */
 #include "dspark_cpu.h"
-#include "dspark_exp.h"
+#include "dspark_lanes.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 8, SWIGLU_TILE = 4096 };
+enum { LANES = 8, SWIGLU_TILE = 4096, SERIAL_FLOATS = 1 << 14 };
 
 /* to = from with its first 2 * half elements turned: (a, b) -> (a cos - b sin, b cos + a sin). */
 AVX2_CODE static void rotate(float *to, const float *from, const float *cos, const float *sin, int64_t half, int64_t dim) {
@@ -82,8 +84,40 @@ AVX2_CODE static void swiglu_item(void *argument, size_t item) {
 void dspark_swiglu(SwiGlu *op, const Pool *pool) {
   op->tiles = (op->width + SWIGLU_TILE - 1) / SWIGLU_TILE;
   size_t items = (size_t)(op->rows * op->tiles);
-  if (op->rows * op->width < 1 << 14)
+  if (op->rows * op->width < SERIAL_FLOATS)
     for (size_t i = 0; i < items; i++) swiglu_item(op, i);
   else
     pool->run(pool, swiglu_item, items, op);
+}
+
+/* Four sums of eight lanes each, so that no addition waits for the one before it. */
+AVX2_CODE static void skip_norm_item(void *argument, size_t row) {
+  const SkipNorm *op = argument;
+  const float *skip = op->skip + (int64_t)row * op->n, *gain = op->gain;
+  float *sum = op->sum + (int64_t)row * op->n, *y = op->y + (int64_t)row * op->n, rest = 0.0f;
+  __m256 squares[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= op->n; i += 4 * LANES)
+    for (int s = 0; s < 4; s++) {
+      __m256 both = _mm256_add_ps(_mm256_loadu_ps(sum + i + s * LANES), _mm256_loadu_ps(skip + i + s * LANES));
+      _mm256_storeu_ps(sum + i + s * LANES, both);
+      squares[s] = _mm256_fmadd_ps(both, both, squares[s]);
+    }
+  for (; i < op->n; i++) {
+    sum[i] += skip[i];
+    rest += sum[i] * sum[i];
+  }
+  rest += sum_of(_mm256_add_ps(_mm256_add_ps(squares[0], squares[1]), _mm256_add_ps(squares[2], squares[3])));
+  float factor = 1.0f / sqrtf(rest / (float)op->n + op->epsilon);
+  __m256 factors = _mm256_set1_ps(factor);
+  for (i = 0; i + LANES <= op->n; i += LANES)
+    _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(sum + i), factors), _mm256_loadu_ps(gain + i)));
+  for (; i < op->n; i++) y[i] = sum[i] * factor * gain[i];
+}
+
+void dspark_skip_norm(SkipNorm *op, const Pool *pool) {
+  if (op->rows * op->n < SERIAL_FLOATS)
+    for (int64_t row = 0; row < op->rows; row++) skip_norm_item(op, (size_t)row);
+  else
+    pool->run(pool, skip_norm_item, (size_t)op->rows, op);
 }

@@ -22,6 +22,7 @@ typedef struct {
 typedef struct {
   const OrtApi *api;
   int64_t bits, k, n;    /* an interleaved matrix */
+  float epsilon;         /* of a normalisation */
   float scale, softcap;  /* VerifyAttention */
   int64_t window, heads, kv_heads;
 } Node;
@@ -84,6 +85,8 @@ static inline OrtStatus *create_plain(const OrtCustomOp *op, const OrtApi *api, 
 
 static inline const char *on_cpu(const OrtCustomOp *op) { (void)op; return NULL; }
 static inline size_t one(const OrtCustomOp *op) { (void)op; return 1; }
+static inline size_t two(const OrtCustomOp *op) { (void)op; return 2; }
+static inline size_t four(const OrtCustomOp *op) { (void)op; return 4; }
 static inline int floats(const OrtCustomOp *op, size_t i) { (void)op, (void)i; return ORT_FLOAT; }
 static inline int required(const OrtCustomOp *op, size_t i) { (void)op, (void)i; return ORT_REQUIRED; }
 static inline int default_memory(const OrtCustomOp *op, size_t i) { (void)op, (void)i; return 0; }

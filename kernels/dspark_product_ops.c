@@ -1,10 +1,29 @@
 /* Operators that work on rows one by one: products, the embedding, the gated activation. */
 #include "dspark_node.h"
 
-/* ---- InterleavedMatMul, InterleavedGather: x or ids, then the blocks ---- */
+/* ---- what may follow a product in output 1: inputs `first` and `first + 1` are skip and gain, output 0 is y ---- */
+
+static OrtStatus *add_and_normalise(const Node *node, OrtKernelContext *context, size_t first, const Tensor *sum) {
+  const OrtApi *api = node->api;
+  Tensor skip, gain;
+  void *y;
+  TRY(read_input(api, context, first, &skip));
+  TRY(read_input(api, context, first + 1, &gain));
+  int64_t n = sum->dims[sum->rank - 1];
+  int same = skip.rank == sum->rank;
+  for (size_t i = 0; same && i < sum->rank; i++) same = skip.dims[i] == sum->dims[i];
+  REQUIRE(api, same, "ai.dspark: skip must have the shape of the product");
+  REQUIRE(api, gain.rank == 1 && gain.dims[0] == n, "ai.dspark: gain must be [N]");
+  TRY(make_output(api, context, 0, sum, &y));
+  SkipNorm op = {elements(sum) / n, n, skip.data, gain.data, node->epsilon, sum->data, y};
+  Pool pool = {run_on_runtime, api, context};
+  dspark_skip_norm(&op, &pool);
+  return NULL;
+}
+
+/* ---- interleaved products and the embedding: x or ids, then the blocks ---- */
 
 static OrtStatus *create_interleaved(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
-  (void)op;
   Node node = {.api = api};
   TRY(ort_attribute_int(api)(info, "bits", &node.bits));
   TRY(ort_attribute_int(api)(info, "K", &node.k));
@@ -13,6 +32,7 @@ static OrtStatus *create_interleaved(const OrtCustomOp *op, const OrtApi *api, c
   REQUIRE(api, node.k > 0 && node.k % BLOCK == 0,
           "ai.dspark: K of an interleaved matrix must be a positive multiple of 32");
   REQUIRE(api, node.n > 0, "ai.dspark: N of an interleaved matrix must be positive");
+  if (op->output_count(op) == 2) TRY(ort_attribute_float(api)(info, "epsilon", &node.epsilon));
   return keep_node(node, out);
 }
 
@@ -34,21 +54,32 @@ static OrtStatus *read_interleaved(const Node *node, OrtKernelContext *context, 
   return NULL;
 }
 
-static OrtStatus *compute_interleaved_matmul(void *kernel, OrtKernelContext *context) {
-  const Node *node = kernel;
+/* Output `index` receives the product. */
+static OrtStatus *interleaved_product(const Node *node, OrtKernelContext *context, size_t index, Tensor *y) {
   const OrtApi *api = node->api;
-  Tensor x, y;
+  Tensor x;
   Interleaved weight;
   TRY(read_input(api, context, 0, &x));
   TRY(read_interleaved(node, context, &weight));
-  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == node->k, "ai.dspark::InterleavedMatMul: x must end in K elements");
-  y = x;
-  y.dims[y.rank - 1] = node->n;
-  TRY(make_output(api, context, 0, &y, &y.data));
-  InterleavedMatMul op = {.weight = weight, .rows = elements(&x) / node->k, .x = x.data, .y = y.data};
+  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == node->k, "ai.dspark: x of an interleaved product must end in K elements");
+  *y = x;
+  y->dims[y->rank - 1] = node->n;
+  TRY(make_output(api, context, index, y, &y->data));
+  InterleavedMatMul op = {.weight = weight, .rows = elements(&x) / node->k, .x = x.data, .y = y->data};
   Pool pool = {run_on_runtime, api, context};
-  REQUIRE(api, dspark_interleaved_matmul(&op, &pool) == 0, "ai.dspark::InterleavedMatMul: out of memory");
+  REQUIRE(api, dspark_interleaved_matmul(&op, &pool) == 0, "ai.dspark: out of memory for an interleaved product");
   return NULL;
+}
+
+static OrtStatus *compute_interleaved_matmul(void *kernel, OrtKernelContext *context) {
+  Tensor y;
+  return interleaved_product(kernel, context, 0, &y);
+}
+
+static OrtStatus *compute_interleaved_skip_norm(void *kernel, OrtKernelContext *context) {
+  Tensor sum;
+  TRY(interleaved_product(kernel, context, 1, &sum));
+  return add_and_normalise(kernel, context, 4, &sum);
 }
 
 static OrtStatus *compute_interleaved_gather(void *kernel, OrtKernelContext *context) {
@@ -73,34 +104,54 @@ static OrtStatus *compute_interleaved_gather(void *kernel, OrtKernelContext *con
 
 static const char *interleaved_matmul_name(const OrtCustomOp *op) { (void)op; return "InterleavedMatMul"; }
 static const char *interleaved_gather_name(const OrtCustomOp *op) { (void)op; return "InterleavedGather"; }
-static size_t four(const OrtCustomOp *op) { (void)op; return 4; }
+static const char *interleaved_skip_norm_name(const OrtCustomOp *op) { (void)op; return "InterleavedMatMulSkipNorm"; }
+static size_t six(const OrtCustomOp *op) { (void)op; return 6; }
 static int interleaved_kind(const OrtCustomOp *op, size_t i) { (void)op; return i == 3 ? ORT_OPTIONAL : ORT_REQUIRED; }
 static int interleaved_matmul_type(const OrtCustomOp *op, size_t i) { (void)op; return i == 1 ? ORT_UINT8 : ORT_FLOAT; }
 static int interleaved_gather_type(const OrtCustomOp *op, size_t i) {
   return i == 0 ? ORT_INT64 : interleaved_matmul_type(op, i);
 }
 
-/* ---- DenseMatMul ---- */
+/* ---- products with float weights ---- */
 
-static OrtStatus *compute_dense_matmul(void *kernel, OrtKernelContext *context) {
-  const OrtApi *api = ((const Node *)kernel)->api;
-  Tensor x, weight, y;
+static OrtStatus *create_dense_skip_norm(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info,
+                                         void **out) {
+  (void)op;
+  Node node = {.api = api};
+  TRY(ort_attribute_float(api)(info, "epsilon", &node.epsilon));
+  return keep_node(node, out);
+}
+
+static OrtStatus *dense_product(const Node *node, OrtKernelContext *context, size_t index, Tensor *y) {
+  const OrtApi *api = node->api;
+  Tensor x, weight;
   TRY(read_input(api, context, 0, &x));
   TRY(read_input(api, context, 1, &weight));
-  REQUIRE(api, weight.rank == 2 && weight.dims[1] > 0, "ai.dspark::DenseMatMul: weight must be [N, K]");
+  REQUIRE(api, weight.rank == 2 && weight.dims[1] > 0, "ai.dspark: a float weight must be [N, K]");
   int64_t n = weight.dims[0], k = weight.dims[1];
-  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == k, "ai.dspark::DenseMatMul: x must end in K elements");
-  y = x;
-  y.dims[y.rank - 1] = n;
-  TRY(make_output(api, context, 0, &y, &y.data));
-  DenseMatMul op = {.rows = elements(&x) / k, .k = k, .n = n, .x = x.data, .weight = weight.data, .y = y.data};
+  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == k, "ai.dspark: x of a float product must end in K elements");
+  *y = x;
+  y->dims[y->rank - 1] = n;
+  TRY(make_output(api, context, index, y, &y->data));
+  DenseMatMul op = {.rows = elements(&x) / k, .k = k, .n = n, .x = x.data, .weight = weight.data, .y = y->data};
   Pool pool = {run_on_runtime, api, context};
   dspark_dense_matmul(&op, &pool);
   return NULL;
 }
 
+static OrtStatus *compute_dense_matmul(void *kernel, OrtKernelContext *context) {
+  Tensor y;
+  return dense_product(kernel, context, 0, &y);
+}
+
+static OrtStatus *compute_dense_skip_norm(void *kernel, OrtKernelContext *context) {
+  Tensor sum;
+  TRY(dense_product(kernel, context, 1, &sum));
+  return add_and_normalise(kernel, context, 2, &sum);
+}
+
 static const char *dense_matmul_name(const OrtCustomOp *op) { (void)op; return "DenseMatMul"; }
-static size_t two(const OrtCustomOp *op) { (void)op; return 2; }
+static const char *dense_skip_norm_name(const OrtCustomOp *op) { (void)op; return "DenseMatMulSkipNorm"; }
 
 /* ---- SwiGlu ---- */
 
@@ -127,11 +178,17 @@ static const OrtCustomOp operators[] = {
     {SHARED, .name = interleaved_matmul_name, .create_kernel_v2 = create_interleaved,
      .compute_v2 = compute_interleaved_matmul, .input_type = interleaved_matmul_type, .input_kind = interleaved_kind,
      .input_count = four, .output_count = one},
+    {SHARED, .name = interleaved_skip_norm_name, .create_kernel_v2 = create_interleaved,
+     .compute_v2 = compute_interleaved_skip_norm, .input_type = interleaved_matmul_type,
+     .input_kind = interleaved_kind, .input_count = six, .output_count = two},
     {SHARED, .name = interleaved_gather_name, .create_kernel_v2 = create_interleaved,
      .compute_v2 = compute_interleaved_gather, .input_type = interleaved_gather_type, .input_kind = interleaved_kind,
      .input_count = four, .output_count = one},
     {SHARED, .name = dense_matmul_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_dense_matmul,
      .input_type = floats, .input_kind = required, .input_count = two, .output_count = one},
+    {SHARED, .name = dense_skip_norm_name, .create_kernel_v2 = create_dense_skip_norm,
+     .compute_v2 = compute_dense_skip_norm, .input_type = floats, .input_kind = required, .input_count = four,
+     .output_count = two},
     {SHARED, .name = swiglu_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_swiglu,
      .input_type = floats, .input_kind = required, .input_count = one, .output_count = one},
 };

@@ -78,14 +78,17 @@ INTERLEAVED_MATMUL = KernelContract(
 )
 
 
+def interleaved_product(has_mins: bool) -> str:
+    """Nodes that put the columns apart again and give `y` as `BlockMatMul` does, in a function's text."""
+    separation = SEPARATION + MINS_SEPARATION if has_mins else SEPARATION
+    return separation + product_text("codes", "factors", "minima" if has_mins else None)
+
+
 def function_body(has_mins: bool = False) -> ir.Function:
-    """The columns put apart again, then as `BlockMatMul`."""
-    head = "InterleavedMatMul <bits, K, N, block: int = 32> (x, qweight, scales"
-    if not has_mins:
-        body = SEPARATION + product_text("codes", "factors", None)
-        return parse_function(f"{head}) => (y) {{ {body} }}", microsoft=True)
-    body = SEPARATION + MINS_SEPARATION + product_text("codes", "factors", "minima")
-    return parse_function(f"{head}, mins) => (y) {{ {body} }}", microsoft=True)
+    """The operator in those of onnxruntime."""
+    inputs = "x, qweight, scales, mins" if has_mins else "x, qweight, scales"
+    head = f"InterleavedMatMul <bits, K, N, block: int = 32> ({inputs}) => (y)"
+    return parse_function(f"{head} {{ {interleaved_product(has_mins)} }}", microsoft=True)
 
 
 def function_for(node: ir.Node) -> ir.Function:

@@ -43,7 +43,7 @@ HEADERS = (
     "dspark_cpu.h",
     "dspark_dense.h",
     "dspark_dense_tile.h",
-    "dspark_exp.h",
+    "dspark_lanes.h",
     "dspark_matmul.h",
     "dspark_matmul_tile.h",
     "dspark_node.h",
@@ -52,9 +52,18 @@ HEADERS = (
 # No -march (the code picks AVX2 or AVX-512 by function), no -ffast-math; fused multiply-adds where the source says so.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
 # onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
-REVISION = 5
+REVISION = 6
 OPERATORS = frozenset(
-    {"DenseMatMul", "InterleavedGather", "InterleavedMatMul", "QkvAttention", "SwiGlu", "VerifyAttention"}
+    {
+        "DenseMatMul",
+        "DenseMatMulSkipNorm",
+        "InterleavedGather",
+        "InterleavedMatMul",
+        "InterleavedMatMulSkipNorm",
+        "QkvAttention",
+        "SwiGlu",
+        "VerifyAttention",
+    }
 )
 """What the library implements."""
 BY_BODY = frozenset({"Experts"})

@@ -10,9 +10,11 @@ from dsc.kernels.contract import KernelContract
 CONTRACTS: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul:BLOCK_MATMUL",
     "DenseMatMul": "dsc.kernels.dense_matmul:DENSE_MATMUL",
+    "DenseMatMulSkipNorm": "dsc.kernels.matmul_skip_norm:DENSE_MATMUL_SKIP_NORM",
     "Experts": "dsc.kernels.experts:EXPERTS",
     "InterleavedGather": "dsc.kernels.interleaved_gather:INTERLEAVED_GATHER",
     "InterleavedMatMul": "dsc.kernels.interleaved_matmul:INTERLEAVED_MATMUL",
+    "InterleavedMatMulSkipNorm": "dsc.kernels.matmul_skip_norm:INTERLEAVED_MATMUL_SKIP_NORM",
     "KvCommit": "dsc.kernels.kv_ops:KV_COMMIT",
     "KvRollback": "dsc.kernels.kv_ops:KV_ROLLBACK",
     "MarkovWalk": "dsc.kernels.markov_walk:MARKOV_WALK",

@@ -8,6 +8,7 @@ ALL_PASSES: dict[str, str] = {
     "eliminate-common-subexpressions": "dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass",
     "fold-constants": "dsc.passes.fold_constants:FoldConstantsPass",
     "fuse-dense-matmul": "dsc.passes.fuse_dense_matmul:FuseDenseMatMulPass",
+    "fuse-matmul-skip-norm": "dsc.passes.fuse_matmul_skip_norm:FuseMatMulSkipNormPass",
     "fuse-qkv-attention": "dsc.passes.fuse_qkv_attention:FuseQkvAttentionPass",
     "fuse-rms-norm": "dsc.passes.fuse_rms_norm:FuseRmsNormPass",
     "fuse-skip-norm": "dsc.passes.fuse_skip_norm:FuseSkipNormPass",

@@ -15,9 +15,11 @@ from dsc.passes.graph_edit import DSPARK
 BODIES: dict[str, str] = {
     "BlockMatMul": "dsc.kernels.block_matmul",
     "DenseMatMul": "dsc.kernels.dense_matmul",
+    "DenseMatMulSkipNorm": "dsc.kernels.matmul_skip_norm",
     "Experts": "dsc.kernels.experts",
     "InterleavedGather": "dsc.kernels.interleaved_gather",
     "InterleavedMatMul": "dsc.kernels.interleaved_matmul",
+    "InterleavedMatMulSkipNorm": "dsc.kernels.matmul_skip_norm",
     "QkvAttention": "dsc.kernels.qkv_attention",
     "SwiGlu": "dsc.kernels.swiglu",
     "KvCommit": "dsc.kernels.kv_ops",

@@ -83,7 +83,7 @@ def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions
     attention = f"lower-attention{{{rotary}}}"
     operators = {
         "ort": f"{attention},separate-columns,lower-block-matmul",
-        "native": "fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul,pack-rows,ring-pools",
+        "native": "fuse-qkv-attention,fuse-swiglu,fuse-dense-matmul,fuse-matmul-skip-norm,pack-rows,ring-pools",
         "cuda": f"{attention},separate-columns,lower-block-matmul,lengths-as-inputs,constant-shapes",
         "cuda_native": "separate-columns,lower-block-matmul,constant-shapes",
     }

@@ -16,7 +16,7 @@ from dsc.kernels import native
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS = ("matmul_avx2", "matmul_avx512", "dense_avx2", "dense_avx512")
-PARTS = ("matmul", "dense", "gather", "attention", *PRODUCTS)
+PARTS = ("matmul", "dense", "gather", "attention", "fused", *PRODUCTS)
 
 
 def c_compiler() -> str:

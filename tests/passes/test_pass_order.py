@@ -97,7 +97,8 @@ def test_native_graphs_keep_the_projects_operators():
     model = compiled("native", "int4")
     names = ops(model)
     assert names.count("QkvAttention") == names.count("SwiGlu") == N_LAYERS
-    assert names.count("InterleavedMatMul") == 4 * N_LAYERS + 1
+    assert names.count("InterleavedMatMul") == 2 * N_LAYERS + 1
+    assert names.count("InterleavedMatMulSkipNorm") == 2 * N_LAYERS
     assert names.count("InterleavedGather") == 1
     assert not {
         "MatMulNBits",
@@ -108,7 +109,7 @@ def test_native_graphs_keep_the_projects_operators():
         "RotaryEmbedding",
     } & set(names)
     assert {function.name for function in model.functions.values()} == {
-        "InterleavedGather", "InterleavedMatMul", "QkvAttention", "SwiGlu",
+        "InterleavedGather", "InterleavedMatMul", "InterleavedMatMulSkipNorm", "QkvAttention", "SwiGlu",
     }  # fmt: skip
 
 
@@ -116,7 +117,8 @@ def test_a_native_float_graph_multiplies_by_the_checkpoints_rows():
     model = compiled("native", "fp32")
     names = ops(model)
     assert names.count("QkvAttention") == names.count("SwiGlu") == N_LAYERS
-    assert names.count("DenseMatMul") == 4 * N_LAYERS + 1
+    assert names.count("DenseMatMul") == 2 * N_LAYERS + 1
+    assert names.count("DenseMatMulSkipNorm") == 2 * N_LAYERS
     assert not {"MatMul", "FusedMatMul", "VerifyAttention", "Split", "RotaryEmbedding"} & set(names)
 
 

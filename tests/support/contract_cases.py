@@ -187,8 +187,14 @@ def _cpu_only() -> Iterator[Case]:
     axes = {"M": 3, "G": 5, "K": 160, "N": 48, "T": 3}
     for bits in (4, 8):
         yield Case(f"{bits} bits", "InterleavedMatMul", axes | {"Q": bits}, multiply | {"bits": bits, "N": 48})
+        name, attributes = "InterleavedMatMulSkipNorm", multiply | {"bits": bits, "N": 48, "epsilon": 1e-3}
+        yield Case(f"{bits} bits", name, axes | {"Q": bits}, attributes)
+        yield Case(
+            f"{bits} bits, no minima", name, axes | {"Q": bits}, attributes, ("x", "qweight", "scales", "skip", "gain")
+        )
         gather = {"bits": bits, "K": 96, "N": 32, "block": 32}
         yield Case(f"{bits} bits", "InterleavedGather", {"S": 5, "G": 3, "K": 96, "T": 2, "Q": bits}, gather)
+    yield Case("odd shape", "DenseMatMulSkipNorm", {"M": 3, "K": 53, "N": 37}, {"epsilon": 1e-3})
     yield Case("odd width", "SwiGlu", {"M": 3, "F": 37, "W": 74})
     gate = {"activation": "silu", "gated": 1, "interleaved": 0, "transposed": 0, "alpha": 1.7, "limit": 1.5}
     yield Case("its example", "Experts", dict(load_contract("Experts").example), gate)

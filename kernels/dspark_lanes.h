@@ -1,11 +1,18 @@
-/* The exponential function of eight floats, in a fixed order of operations (Cephes' expf: 2 units in the last place). */
-#ifndef DSPARK_EXP_H
-#define DSPARK_EXP_H
+/* Functions of eight floats, each in a fixed order of operations. */
+#ifndef DSPARK_LANES_H
+#define DSPARK_LANES_H
 
 #include "dspark_cpu.h"
 
 #include <immintrin.h>
 
+AVX2_INLINE float sum_of(__m256 v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* Cephes' expf: 2 units in the last place. */
 AVX2_INLINE __m256 exp_lanes(__m256 x) {
   const __m256 low = _mm256_set1_ps(-87.3365f), one = _mm256_set1_ps(1.0f);
   __m256 seen = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* NaN stays NaN, -inf becomes 0 */
