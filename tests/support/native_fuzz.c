@@ -37,6 +37,17 @@ static int multiply_dense(void) {
   return bad;
 }
 
+static int add_and_normalise(void) {
+  int64_t rows = between(0, 20), n = between(1, 300);
+  float *skip = floats(rows * n), *sum = floats(rows * n), *gain = floats(n), *y = floats(rows * n);
+  SkipNorm op = {rows, n, skip, gain, 1e-5f, sum, y};
+  int bad = 0;
+  dspark_skip_norm(&op, &here);
+  for (int64_t i = 0; i < rows * n; i++) bad |= !isfinite(y[i]);
+  free(skip), free(sum), free(gain), free(y);
+  return bad;
+}
+
 /* A pool holds numbers where the next rows may look, and NaN elsewhere: nothing there may reach a result. */
 static float *pool_of(const VerifyAttention *op, const int32_t *past) {
   int64_t rows = op->slots * op->kv_heads * op->pool_rows;
@@ -104,7 +115,7 @@ int main(int count, char **arguments) {
   int rounds = count > 1 ? atoi(arguments[1]) : 100;
   srand(1);
   for (int i = 0; i < rounds; i++) {
-    if (multiply() || multiply_dense() || attend() || attend_packed()) {
+    if (multiply() || multiply_dense() || add_and_normalise() || attend() || attend_packed()) {
       printf("round %d: a result is not finite\n", i);
       return 1;
     }
