@@ -12,7 +12,7 @@ from math import prod
 from typing import Final
 
 from dsc.bundle_schema.errors import PlanError
-from dsc.bundle_schema.kv_plan import PAGE, SLOT_ALIGNMENT, KvPlan, KvSlot, Owner, Zone
+from dsc.bundle_schema.kv_plan import PAGE, SLOT_ALIGNMENT, KvPlan, KvSlot, Owner, SlotRef, Zone
 
 TILE_ROWS: Final = 128
 MAX_SLOTS: Final = 256
@@ -67,6 +67,22 @@ def ring_of(plan: KvPlan, owner: Owner) -> Ring | None:
     """The rings of a model; None when all its layers keep all rows."""
     rings = [(slot.rows, slot.rows - slot.window) for slot in plan.slots if slot.owner == owner and slot.window]
     return Ring(min(rows for rows, _ in rings), min(room for _, room in rings)) if rings else None
+
+
+def draft_shares(plan: KvPlan) -> bool:
+    """Whether the draft's keys and values are the target's, layer for layer.
+
+    Raises:
+        PlanError: only some are, or a layer's are those of another layer; no draft could continue such a cache.
+    """
+    drafts = [slot for slot in plan.slots if slot.owner == "draft"]
+    if all(slot.shared_with is None for slot in drafts):
+        return False
+    for slot in drafts:
+        if slot.shared_with != SlotRef(owner="target", layer=slot.layer, role=slot.role):
+            where = f"draft layer {slot.layer} {slot.role}"
+            raise PlanError(where, f"all layers of a draft, or none, share those of the target, got {slot.shared_with}")
+    return True
 
 
 def without_rings(plan: KvPlan) -> KvPlan:

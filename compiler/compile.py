@@ -18,7 +18,7 @@ from dsc.compiler.gate import GateResult, run_gate
 from dsc.compiler.gate_checks import Reference
 from dsc.compiler.gpu_kernels import GpuKernels, attention_needs, compile_gpu_kernels
 from dsc.compiler.onnx_facts import StatedFacts
-from dsc.compiler.plan_kv import plan_kv
+from dsc.compiler.plan_kv import may_share, plan_kv
 from dsc.compiler.request import CompileRequest, DraftKind, Precision
 from dsc.compiler.request_checks import check_request
 from dsc.compiler.sources import Source, load_source
@@ -139,17 +139,19 @@ def pair_tokenizers(pair: ExportedPair) -> Pairing | None:
 
 
 def plan_pair(request: CompileRequest, target: BuiltModel, draft: BuiltModel | None) -> dict[GraphBackend, KvPlan]:
-    """One arena for both on each backend that has graphs; a draft with fewer positions is not asked past them."""
-    return {
-        backend: plan_kv(
-            target.part.info_on(backend),
-            draft.part.info_on(backend) if draft is not None else None,
-            request.max_length or target.part.info.max_length,
-            MAX_WINDOW + 1,
-            request.n_slots,
-        )
-        for backend in dict.fromkeys(graph.backend for graph in target.part.graphs)
-    }
+    """One arena for both on each backend that has graphs; a draft with fewer positions is not asked past them.
+
+    A draft of the target's own weights continues the target's cache on the CPU.
+    """
+    plans = {}
+    for backend in dict.fromkeys(graph.backend for graph in target.part.graphs):
+        reader = target.part.info_on(backend)
+        drafter = draft.part.info_on(backend) if draft is not None else None
+        own_weights = request.draft.kind is DraftKind.SELF and backend == "cpu"
+        shared = own_weights and drafter is not None and may_share(reader, drafter)
+        length = request.max_length or reader.max_length
+        plans[backend] = plan_kv(reader, drafter, length, MAX_WINDOW + 1, request.n_slots, shared)
+    return plans
 
 
 def bundle_contents(

@@ -72,7 +72,8 @@ def _curve(model: SpeculativeModel, times: _Times, context: int, full: CostCurve
         kind = model.bundle.manifest.draft.kind
         step = times.ms("draft")
         draft_ms[kind] = tuple(step * window for window in SIZES)
-        read_ms[kind] = times.ms("read")
+        if model.bundle.draft.reads:
+            read_ms[kind] = times.ms("read")
     return CostCurve(
         device=device_fingerprint(model.bundle.settings),
         context=context,
@@ -109,9 +110,9 @@ class _Times:
             self._piece = readable[max(len(readable) - PIECE, least + 1 if least else 0) :]
 
     def one_pass(self) -> None:
-        """The draft reads a piece of the text; then plain steps, draft steps and forwards of each size take turns."""
+        """A draft that reads does so with a piece of the text; then plain steps, draft steps and forwards of each size take turns."""
         draft = self._draft
-        if draft is not None:
+        if draft is not None and draft.reads:
             plain = self._plain_step()
             draft.rewind(draft.length - len(self._piece))
             self._ratios["read"].append(_ms(partial(draft.read, self._piece)) / len(self._piece) / plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsc.bundle_schema.errors import PlanError
 from dsc.bundle_schema.kv_layout import MAX_SLOTS, lay_out, layer_rows
-from dsc.bundle_schema.kv_plan import KvPlan, KvSlot, Owner, Role, check_plan
+from dsc.bundle_schema.kv_plan import KvPlan, KvSlot, Owner, Role, SlotRef, check_plan
 from dsc.bundle_schema.model_info import ModelInfo
 
 ROLES: tuple[Role, Role] = ("k", "v")
@@ -16,6 +16,7 @@ def plan_kv(
     max_length: int,
     rollback_slack: int,
     n_slots: int = 1,
+    shared: bool = False,
 ) -> KvPlan:
     """Place every layer's keys and values of target and draft in one arena.
 
@@ -26,6 +27,7 @@ def plan_kv(
     Args:
         max_length: positions a sequence may have, prompt and output together.
         rollback_slack: rows of the widest round, K + 1.
+        shared: the draft continues the target's cache and has none of its own; see `may_share`.
 
     Raises:
         PlanError: `max_length` is longer than the target's own positions, or it or `n_slots` is out of range.
@@ -37,10 +39,15 @@ def plan_kv(
     check_positions(target.architecture, target.max_length, max_length)
     slots = _slots("target", target, max_length, rollback_slack, n_slots)
     if draft is not None:
-        slots += _slots("draft", draft, max_length, rollback_slack, n_slots)
+        slots += _slots("draft", draft, max_length, rollback_slack, n_slots, shared)
     plan = lay_out(slots, max_length, rollback_slack)
     check_plan(plan, target, draft)
     return plan
+
+
+def may_share(target: ModelInfo, draft: ModelInfo) -> bool:
+    """Whether a draft of the target's own weights can continue its cache: the rows of both look the same."""
+    return (target.kv_layers, target.kv_dtype) == (draft.kv_layers, draft.kv_dtype)
 
 
 def check_positions(architecture: str, positions: int, max_length: int) -> None:
@@ -53,7 +60,9 @@ def check_positions(architecture: str, positions: int, max_length: int) -> None:
         raise PlanError("max_length", f"{architecture} has at most {positions} positions, got {max_length}")
 
 
-def _slots(owner: Owner, info: ModelInfo, max_length: int, rollback_slack: int, n_slots: int) -> list[KvSlot]:
+def _slots(
+    owner: Owner, info: ModelInfo, max_length: int, rollback_slack: int, n_slots: int, shared: bool = False
+) -> list[KvSlot]:
     slots = []
     for index, layer in enumerate(info.kv_layers):
         rows, window = layer_rows(layer.window if layer.ring else None, max_length, rollback_slack)
@@ -68,6 +77,7 @@ def _slots(owner: Owner, info: ModelInfo, max_length: int, rollback_slack: int, 
                 offset=0,
                 nbytes=0,
                 window=window,
+                shared_with=SlotRef(owner="target", layer=index, role=role) if shared else None,
             )
             for role in ROLES
         ]
@@ -75,12 +85,17 @@ def _slots(owner: Owner, info: ModelInfo, max_length: int, rollback_slack: int, 
 
 
 def longest_length(
-    target: ModelInfo, draft: ModelInfo | None, memory_nbytes: int, rollback_slack: int, n_slots: int = 1
+    target: ModelInfo,
+    draft: ModelInfo | None,
+    memory_nbytes: int,
+    rollback_slack: int,
+    n_slots: int = 1,
+    shared: bool = False,
 ) -> int:
     """The longest sequence whose plan fits in `memory_nbytes`; 0 when none does."""
 
     def fits(max_length: int) -> bool:
-        plan = plan_kv(target, draft, max_length, rollback_slack, n_slots)
+        plan = plan_kv(target, draft, max_length, rollback_slack, n_slots, shared)
         return plan.total_nbytes <= memory_nbytes
 
     low, high = 0, target.max_length

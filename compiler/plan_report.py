@@ -8,6 +8,7 @@ from typing import Any
 
 from dsc.bundle_schema.container import open_bundle
 from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.kv_layout import draft_shares
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, KvPlan, parse_plan
 from dsc.compiler.console import save_picture
 from dsc.compiler.plan_kv import kv_nbytes_per_token, longest_length, plan_kv
@@ -38,15 +39,18 @@ def plan_report(
     plan = parse_plan(plans[where], PLAN_NAMES[where])
     target = manifest.target.info_on(where)
     draft = manifest.draft.model.info_on(where) if manifest.draft.model is not None else None
+    shared = draft_shares(plan)
+    own = draft if draft is not None and not shared else None
     if max_length is not None or n_slots is not None:
         length = plan.max_length if max_length is None else max_length
-        plan = plan_kv(target, draft, length, plan.rollback_slack, plan.n_slots if n_slots is None else n_slots)
+        n_slots = plan.n_slots if n_slots is None else n_slots
+        plan = plan_kv(target, draft, length, plan.rollback_slack, n_slots, shared)
     report: dict[str, Any] = {
         "max_length": plan.max_length,
         "n_slots": plan.n_slots,
         "rollback_slack": plan.rollback_slack,
         "rows": describe_rows(plan),
-        "bytes_per_token": kv_nbytes_per_token(target) + (kv_nbytes_per_token(draft) if draft else 0),
+        "bytes_per_token": kv_nbytes_per_token(target) + (kv_nbytes_per_token(own) if own else 0),
         "total_nbytes": plan.total_nbytes,
         "total_GiB": round(plan.total_nbytes / GIB, 4),
         "zones": {zone.name: [zone.offset, zone.nbytes] for zone in plan.zones},
@@ -69,7 +73,7 @@ def plan_report(
             raise RequestError("--memory", f"a positive number of GiB is required, got {memory_gib}")
         limit = int(memory_gib * GIB)
         report["fits"] = plan.total_nbytes <= limit
-        report["longest_max_length"] = longest_length(target, draft, limit, plan.rollback_slack, plan.n_slots)
+        report["longest_max_length"] = longest_length(target, draft, limit, plan.rollback_slack, plan.n_slots, shared)
     return report, plan
 
 

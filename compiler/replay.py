@@ -37,6 +37,7 @@ class RecordedDraft(DraftReading):
         known: position and whether the draft had started late -> whether the draft of it was right.
         rate: share of right drafts where nothing is known.
         seed: of the draws there.
+        reads: it reads the text itself, and does not continue what the target has read.
     """
 
     sizes_blocks = False
@@ -50,6 +51,7 @@ class RecordedDraft(DraftReading):
         rate: float,
         prior: float,
         seed: int,
+        reads: bool = True,
     ) -> None:
         self.kind = kind
         self._stream = stream
@@ -57,6 +59,7 @@ class RecordedDraft(DraftReading):
         self._rate = rate
         self._prior = prior
         self._seed = seed
+        self.reads = reads
         self.longest = 2**30
         self._read = 0
 
@@ -95,7 +98,7 @@ class RecordedDraft(DraftReading):
     @property
     def n_read(self) -> int:
         """As many as its cache would hold."""
-        return self._read
+        return self._read if self.reads else len(self._stream)
 
     def forget(self, n_kept: int) -> None:
         """Drop what would have been read after them."""
@@ -250,7 +253,8 @@ def _speculator(setup: ReplaySetup, request: TracedRequest, seed: int, cache: Co
         else:
             rate, prior = setup.rates[kind]
             known = recorded_acceptance(request, kind)
-            proposer = RecordedDraft(kind, request.tokens, known, rate, prior, seed)
+            reads = not setup.config.costs or any(kind in curve.read_ms for curve in setup.config.costs)
+            proposer = RecordedDraft(kind, request.tokens, known, rate, prior, seed, reads)
         proposers.append((proposer, setup.decide(kind, n_prompt)))
     meter = RecordedMeter(setup.config, request)
     return Speculator(proposers, setup.options, LiveConfig(setup.config), n_prompt, meter=meter, traced=True)

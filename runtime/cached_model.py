@@ -33,7 +33,12 @@ class CachedModel:
         session: the model's forward graph, bound to the pools of `zone`.
         zone: the model's cache.
         max_length: most tokens that this model may read.
+
+    Attributes:
+        reads: it fills its cache itself, so it may have to catch up.
     """
+
+    reads = True
 
     def __init__(self, session: Forward, zone: KvZone, max_length: int) -> None:
         self.max_length = max_length

@@ -56,6 +56,7 @@ class KvSlots:
     Attributes:
         arena: in force. `epoch` rises when another replaces it; addresses in the old one are void then.
         live: sequence -> what is known of it, oldest first.
+        owners: models with rows of their own; a draft may share the target's.
         at: slot -> who lies there, or None.
         tenancies: slot -> how many sequences have been put there.
         reach: model -> slot -> rows of a free slot that still hold memory.
@@ -63,7 +64,8 @@ class KvSlots:
 
     def __init__(self, arena: KvArena, max_length: int | None = None) -> None:
         self.max_length = arena.plan.max_length if max_length is None else max_length
-        self.owners: tuple[Owner, ...] = tuple(dict.fromkeys(slot.owner for slot in arena.plan.slots))
+        own = [slot.owner for slot in arena.plan.slots if slot.shared_with is None]
+        self.owners: tuple[Owner, ...] = tuple(dict.fromkeys(own))
         self.counts = SlotCounts()
         self.live: dict[int, LiveSequence] = {}
         self.at: list[int | None] = [None] * arena.plan.n_slots

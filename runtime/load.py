@@ -91,7 +91,7 @@ def load(
     if profile is not None and not profile.draft:
         draft, draft_failure = None, f"the profile {profile.name!r} leaves the draft model out"
     else:
-        draft, draft_failure = placer.place_draft(strict)
+        draft, draft_failure = placer.place_draft(target, strict)
     return SpeculativeModel(
         LoadedBundle(
             manifest=manifest,

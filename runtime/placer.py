@@ -8,6 +8,7 @@ from typing import Any
 from dsc.bundle_schema.container import OpenBundle, relocate_graph
 from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.bundle_schema.errors import BundleError, DscError
+from dsc.bundle_schema.kv_layout import draft_shares
 from dsc.bundle_schema.kv_plan import Owner
 from dsc.bundle_schema.manifest import GraphEntry, ModelEntry
 from dsc.runtime.cached_model import CachedModel
@@ -16,6 +17,7 @@ from dsc.runtime.device_verify import DeviceTail
 from dsc.runtime.host import SessionSettings, create_session
 from dsc.runtime.kv_arena import KvArena, KvZone
 from dsc.runtime.session import ForwardSession
+from dsc.runtime.shared_draft import SharedDraft
 
 PREFILL_CHUNK = 512
 """Most tokens that a forward reads; fewer where a ring has less room."""
@@ -49,22 +51,34 @@ class Placer:
             BundleError: there is no forward graph for the backend, or it is not what it should be.
             HostError: onnxruntime refuses it.
         """
-        roles = ("forward_native", "forward") if self.settings.library else ("forward",)
-        graph = forward_graph(self._bundle, self.settings.provider, owner, entry, *roles)
         max_length = min(self._max_length, entry.info.max_length)
         zone: KvZone = self.arena.zone(owner, max_length)
+        return CachedModel(self._forward(owner, entry, zone), zone, max_length)
+
+    def _share(self, target: CachedModel, entry: ModelEntry) -> CachedModel:
+        """A draft over the target's cache."""
+        forward = self._forward("draft", entry, target.zone)
+        return SharedDraft(forward, target, min(self._max_length, entry.info.max_length))
+
+    def _forward(self, owner: Owner, entry: ModelEntry, zone: KvZone) -> ForwardSession:
+        """The model's forward graph for the CPU over the pools of `zone`."""
+        roles = ("forward_native", "forward") if self.settings.library else ("forward",)
+        graph = forward_graph(self._bundle, self.settings.provider, owner, entry, *roles)
         session = self.session(graph, self.settings)
         chunk = PREFILL_CHUNK if zone.ring is None else min(PREFILL_CHUNK, zone.ring.room)
-        forward = ForwardSession(session, zone, entry.info.vocab_size, MAX_ROWS, chunk, graph.member)
-        return CachedModel(forward, zone, max_length)
+        return ForwardSession(session, zone, entry.info.vocab_size, MAX_ROWS, chunk, graph.member)
 
-    def place_draft(self, strict: bool) -> tuple[CachedModel | None, str]:
-        """The draft model if the bundle has one, or why it could not be loaded."""
+    def place_draft(self, target: CachedModel, strict: bool) -> tuple[CachedModel | None, str]:
+        """The draft model if the bundle has one, or why it could not be loaded.
+
+        Args:
+            target: whose cache the draft may share.
+        """
         entry = self._bundle.manifest.draft.model
         if entry is None:
             return None, ""
         try:
-            return self.place("draft", entry), ""
+            return self._share(target, entry) if draft_shares(self.arena.plan) else self.place("draft", entry), ""
         except DscError as error:
             if strict:
                 raise

@@ -28,12 +28,14 @@ class Proposer(Protocol):
 
     Attributes:
         kind: its row in the configuration's table, and its name in options and statistics.
+        reads: it reads the text itself before it drafts, which a request has to pay for before it has earned anything.
         sizes_blocks: what it proposes differs so much in quality that a fixed window is never right.
         watch: sees each row [V] of its logits, where it computes any.
         adaptive_rollback: keep what it has read of the drafts that held, after a rejection.
     """
 
     kind: ProposerKind
+    reads: bool
     sizes_blocks: bool
     watch: RowWatcher | None
     adaptive_rollback: bool
@@ -79,6 +81,7 @@ class Proposer(Protocol):
 class Lookup:
     """A proposer that copies: it computes nothing and reads nothing."""
 
+    reads = False
     sizes_blocks = True
     watch: RowWatcher | None = None
     adaptive_rollback = True
@@ -193,6 +196,7 @@ class ModelProposer(DraftReading):
         unknown_id: int = 0,
     ) -> None:
         self.kind = kind
+        self.reads = model.reads
         self.longest = model.max_length
         self._model = model
         self.expected = prior

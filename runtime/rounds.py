@@ -29,6 +29,7 @@ from dsc.runtime.prefix_cache import PrefixCache, Zones
 from dsc.runtime.recall import recall, reuses
 from dsc.runtime.request import FinishReason
 from dsc.runtime.session import ForwardSession
+from dsc.runtime.shared_draft import SharedDraft
 from dsc.runtime.shared_round import admitted_windows, fair_shares, prompt_rows
 from dsc.runtime.speculator import Intent
 from dsc.runtime.start import start_decoding
@@ -139,8 +140,11 @@ class Rounds:
         target = CachedModel(SlotForward(self._target, sequence), pool.zone(sequence, "target"), bundle.max_length)
         draft = None
         if self._draft is not None and bundle.draft is not None:
-            zone = pool.zone(sequence, "draft")
-            draft = CachedModel(SlotForward(self._draft, sequence), zone, bundle.draft.max_length)
+            forward, longest = SlotForward(self._draft, sequence), bundle.draft.max_length
+            if "draft" in pool.owners:
+                draft = CachedModel(forward, pool.zone(sequence, "draft"), longest)
+            else:
+                draft = SharedDraft(forward, target, longest)
         own = replace(bundle, target=target, draft=draft)
         request, stats = ticket.request, ticket.stats
         trace = closing.enter_context(open_trace(request.trace))

@@ -8,8 +8,16 @@ from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.runtime.acceptance import RoundCosts
 
 
+_MOST_AT_ONCE = 2.0
+_STILL_BELIEVED = 0.8
+
+
 class Ratios:
     """How many times as long as a curve says something took, by its number of rows or drafts.
+
+    What seems too dear is not done, and so not measured again. So the first run of a count, which prepares memory and
+    fetches weights, does not count; one measurement at most doubles what was known; and what was not measured in a
+    request is believed less in the next one.
 
     Args:
         weight: of the newest measurement; the first ones count alike, so that none of them has more than its share.
@@ -18,11 +26,25 @@ class Ratios:
     def __init__(self, weight: float) -> None:
         self._weight = weight
         self._known: dict[int, tuple[float, int]] = {}  # count -> mean, measurements
+        self._ran: set[int] = set()
+        self._fresh: set[int] = set()  # measured in this request
 
     def observe(self, count: int, ratio: float) -> None:
         """One measurement."""
+        if count not in self._ran:
+            self._ran.add(count)
+            return
         mean, n = self._known.get(count, (0.0, 0))
+        ratio = min(ratio, _MOST_AT_ONCE * (mean or 1.0))
         self._known[count] = (mean + max(self._weight, 1 / (n + 1)) * (ratio - mean), n + 1)
+        self._fresh.add(count)
+
+    def age(self) -> None:
+        """A request begins."""
+        for count in self._known.keys() - self._fresh:
+            mean, n = self._known[count]
+            self._known[count] = (1 + _STILL_BELIEVED * (mean - 1), n)
+        self._fresh.clear()
 
     def correct(self, curve: tuple[float, ...]) -> tuple[float, ...]:
         """`curve`, each entry scaled like the nearest one that was measured."""
@@ -63,6 +85,8 @@ class LiveCosts:
         self._read_ms = read_ms
         self._verify_ratios: Ratios = earlier._verify_ratios if earlier else Ratios(weight)
         self._draft_ratios: Ratios = earlier._draft_ratios if earlier else Ratios(weight)
+        self._verify_ratios.age()
+        self._draft_ratios.age()
 
     def observe(self, rows: int, forward_ms: float, drafted: int = 0, draft_ms: float = 0.0) -> None:
         """One round: a forward over `rows` rows, and proposing `drafted` tokens."""

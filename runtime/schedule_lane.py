@@ -43,8 +43,10 @@ class Lane:
         self.refresh()
         self.configure(config, cap)
         start = None
-        if not proposer.sizes_blocks:
+        if proposer.reads:
             start = model_start(self._table[self._cap], self._late_costs.catch_up(LATE_TOKENS))
+        elif not proposer.sizes_blocks:
+            start = 2 * (self._table[1] - 1)  # a first draft that fails, and another one
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._looked_at: dict[str, int] = {}  # the round until which a kind's acceptance has faded
