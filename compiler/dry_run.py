@@ -51,7 +51,10 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
     positions = [model.pop("positions") for model in models]  # a draft with fewer is not asked past them
     check_positions(models[0]["architecture"], positions[0], models[0]["max length"])
     report["bundle about"] = format_nbytes(sum(_nbytes_in_bundle(model, request) for model in models))
-    report["KV memory about"] = format_nbytes(sum(model.pop("kv_nbytes") for model in models))
+    needs = [model.pop("kv_nbytes") for model in models]
+    # A draft of the target's own weights continues the target's cache where their rows look the same.
+    shared = request.draft.kind is DraftKind.SELF and request.weights.precision is not Precision.FP16
+    report["KV memory about"] = format_nbytes(needs[0] if shared else sum(needs))
     report["peak memory about"] = format_nbytes(1.5 * max(model.pop("fp32_nbytes") for model in models) + (400 << 20))
     return report
 

@@ -110,7 +110,7 @@ class _Times:
             self._piece = readable[max(len(readable) - PIECE, least + 1 if least else 0) :]
 
     def one_pass(self) -> None:
-        """A draft that reads does so with a piece of the text; then plain steps, draft steps and forwards of each size take turns."""
+        """A draft with a cache of its own reads a piece; then plain steps, draft steps and forwards take turns."""
         draft = self._draft
         if draft is not None and draft.reads:
             plain = self._plain_step()

@@ -10,12 +10,13 @@ from dsc.bundle_schema.certificate import CERTIFICATE_NAME, Certificate, parse_c
 from dsc.bundle_schema.container import StoredTensor, open_bundle
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, DflashConfig, parse_config
 from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.kv_layout import draft_shares
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, GraphBackend, KvPlan, parse_plan
 from dsc.bundle_schema.manifest import GraphEntry, Manifest, ModelEntry
 from dsc.compiler.bundle_kernels import kernels_section
 from dsc.compiler.console import format_nbytes
 from dsc.compiler.plan_kv import kv_nbytes_per_token
-from dsc.compiler.plan_report import describe_rows
+from dsc.compiler.plan_report import SHARES, describe_rows
 
 
 def inspect_bundle(path: Path) -> dict[str, Any]:
@@ -102,6 +103,7 @@ def _plan_section(manifest: Manifest, plan: KvPlan, backend: GraphBackend) -> di
         "bytes per token": kv_nbytes_per_token(manifest.target.info_on(backend)),
         "bytes at maximum length": format_nbytes(plan.total_nbytes),
         "zones": ", ".join(f"{zone.name} {format_nbytes(zone.nbytes)}" for zone in plan.zones),
+        **({"draft": SHARES} if draft_shares(plan) else {}),
     }
 
 

@@ -15,6 +15,8 @@ from dsc.compiler.plan_kv import kv_nbytes_per_token, longest_length, plan_kv
 
 GIB = 1 << 30
 PICTURE_SUFFIXES = (".png", ".svg")
+SHARES = "continues the target's cache"
+"""Said of a draft without rows of its own."""
 
 
 def plan_report(
@@ -54,6 +56,7 @@ def plan_report(
         "total_nbytes": plan.total_nbytes,
         "total_GiB": round(plan.total_nbytes / GIB, 4),
         "zones": {zone.name: [zone.offset, zone.nbytes] for zone in plan.zones},
+        **({"draft": SHARES} if shared else {}),
         "slots": [
             {
                 "owner": slot.owner,
@@ -66,6 +69,7 @@ def plan_report(
                 "window": slot.window,
             }
             for slot in plan.slots
+            if slot.shared_with is None
         ],
     }
     if memory_gib is not None:
@@ -79,7 +83,7 @@ def plan_report(
 
 def describe_rows(plan: KvPlan) -> str:
     """How many rows layers have, e.g. ``640 in 15 layers (rings of window 512), 32896 in 3 layers``."""
-    found = Counter((slot.rows, slot.window) for slot in plan.slots if slot.role == "k")
+    found = Counter((slot.rows, slot.window) for slot in plan.slots if slot.role == "k" and slot.shared_with is None)
     parts = []
     for (rows, window), count in sorted(found.items(), key=lambda item: item[0][0]):
         ring = f" (rings of window {window})" if window is not None else ""

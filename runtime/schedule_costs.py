@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.runtime.acceptance import RoundCosts
 
-
 _MOST_AT_ONCE = 2.0
 _STILL_BELIEVED = 0.8
 

@@ -119,9 +119,10 @@ def write_bundle(
     backend: GraphBackend = "cpu",
     native: onnx.ModelProto | None = None,
     kernels: Sequence[CompiledKernel] = (),
+    shared: bool = False,
 ) -> Path:
     """Write a complete bundle; `native` is the target again, with the project's own operators."""
-    plan = plan_kv(info, draft_info, max_length=info.max_length, rollback_slack=17)
+    plan = plan_kv(info, draft_info, max_length=info.max_length, rollback_slack=17, shared=shared)
     if config is None:
         kinds = ["ngram", draft_kind] if draft is not None else [draft_kind]
         config = DflashConfig(proposers={kind: Proposer() for kind in kinds if kind != "none"})
