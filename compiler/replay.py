@@ -182,6 +182,7 @@ class ReplaySetup:
         rates: proposer -> share of right drafts and what the runtime expects of it.
         reading_ms: what a draft model takes to read one token of a long text; 0 leaves it to `decide`.
         host_ms: what a round takes beyond the costs that are counted.
+        reads: a draft model reads the text itself, and does not continue what the target has read.
     """
 
     config: DflashConfig
@@ -192,6 +193,7 @@ class ReplaySetup:
     rates: Mapping[ProposerKind, tuple[float, float]]
     reading_ms: float = 0.0
     host_ms: float = 0.0
+    reads: bool = True
 
 
 def replay(setup: ReplaySetup, requests: Sequence[TracedRequest]) -> ReplayCounts:
@@ -253,8 +255,7 @@ def _speculator(setup: ReplaySetup, request: TracedRequest, seed: int, cache: Co
         else:
             rate, prior = setup.rates[kind]
             known = recorded_acceptance(request, kind)
-            reads = not setup.config.costs or any(kind in curve.read_ms for curve in setup.config.costs)
-            proposer = RecordedDraft(kind, request.tokens, known, rate, prior, seed, reads)
+            proposer = RecordedDraft(kind, request.tokens, known, rate, prior, seed, setup.reads)
         proposers.append((proposer, setup.decide(kind, n_prompt)))
     meter = RecordedMeter(setup.config, request)
     return Speculator(proposers, setup.options, LiveConfig(setup.config), n_prompt, meter=meter, traced=True)

@@ -19,6 +19,8 @@ from dsc.bundle_schema.dflash_config import (
     parse_config,
 )
 from dsc.bundle_schema.errors import RequestError
+from dsc.bundle_schema.kv_layout import draft_shares
+from dsc.bundle_schema.kv_plan import KV_PLAN_NAME, parse_plan
 from dsc.compiler.console import parse_number, save_picture
 from dsc.compiler.replay import ReplayCounts, ReplaySetup, replay
 from dsc.compiler.trace_reader import TracedRequest, measured_rounds, read_trace, recorded_acceptance
@@ -73,6 +75,7 @@ class _Bench:
         self._config = parse_config(opened.read(DFLASH_CONFIG_NAME))
         self._draft: ProposerKind = opened.manifest.draft.kind
         self._has_model = opened.manifest.draft.model is not None
+        self._reads = not draft_shares(parse_plan(opened.read(KV_PLAN_NAME)))
         self._requests = requests
         self.curves = self._config.cost_curves(self._config.costs[0].device) if self._config.costs else ()
         self._measured = self._observe() if source == "trace" else {}
@@ -100,6 +103,7 @@ class _Bench:
             spend=self.spent,
             reading_ms=self._reading_ms(),
             host_ms=self._host_ms() if self._measured else 0.0,
+            reads=self._reads,
             rates={kind: (self._rate(kind), draft_prior(config, kind)) for kind in kinds if kind not in LOOKUPS},
         )
         return replay(setup, self._requests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dsc.bundle_schema.dflash_config import MAX_WINDOW
 from dsc.runtime.acceptance import RoundCosts
@@ -13,10 +13,6 @@ _STILL_BELIEVED = 0.8
 
 class Ratios:
     """How many times as long as a curve says something took, by its number of rows or drafts.
-
-    What seems too dear is not done, and so not measured again. So the first run of a count, which prepares memory and
-    fetches weights, does not count; one measurement at most doubles what was known; and what was not measured in a
-    request is believed less in the next one.
 
     Args:
         weight: of the newest measurement; the first ones count alike, so that none of them has more than its share.
@@ -30,16 +26,23 @@ class Ratios:
 
     def observe(self, count: int, ratio: float) -> None:
         """One measurement."""
-        if count not in self._ran:
-            self._ran.add(count)
-            return
         mean, n = self._known.get(count, (0.0, 0))
-        ratio = min(ratio, _MOST_AT_ONCE * (mean or 1.0))
         self._known[count] = (mean + max(self._weight, 1 / (n + 1)) * (ratio - mean), n + 1)
-        self._fresh.add(count)
+
+    def follow(self, count: int, ratio: float) -> None:
+        """One measurement by which it is decided whether the same is done again.
+
+        What seems too dear is not done, and so not measured again. So the first run of a count, which prepares memory
+        and fetches weights, does not count, and one measurement at most doubles what was known.
+        """
+        if count in self._ran:
+            mean, _ = self._known.get(count, (1.0, 0))
+            self.observe(count, min(ratio, _MOST_AT_ONCE * mean))
+            self._fresh.add(count)
+        self._ran.add(count)
 
     def age(self) -> None:
-        """A request begins."""
+        """A request begins: what the last one did not measure is believed less."""
         for count in self._known.keys() - self._fresh:
             mean, n = self._known[count]
             self._known[count] = (1 + _STILL_BELIEVED * (mean - 1), n)
@@ -84,15 +87,27 @@ class LiveCosts:
         self._read_ms = read_ms
         self._verify_ratios: Ratios = earlier._verify_ratios if earlier else Ratios(weight)
         self._draft_ratios: Ratios = earlier._draft_ratios if earlier else Ratios(weight)
-        self._verify_ratios.age()
-        self._draft_ratios.age()
 
     def observe(self, rows: int, forward_ms: float, drafted: int = 0, draft_ms: float = 0.0) -> None:
-        """One round: a forward over `rows` rows, and proposing `drafted` tokens."""
+        """One round that was: a forward over `rows` rows, and proposing `drafted` tokens."""
+        self._book(Ratios.observe, rows, forward_ms, drafted, draft_ms)
+
+    def follow(self, rows: int, forward_ms: float, drafted: int = 0, draft_ms: float = 0.0) -> None:
+        """As `observe`, of a round on which the next ones depend; see `Ratios.follow`."""
+        self._book(Ratios.follow, rows, forward_ms, drafted, draft_ms)
+
+    def _book(
+        self, book: Callable[[Ratios, int, float], None], rows: int, forward_ms: float, drafted: int, draft_ms: float
+    ) -> None:
         if 1 <= rows <= len(self._verify) and self._verify[rows - 1] > 0:
-            self._verify_ratios.observe(rows, forward_ms / self._verify[rows - 1])
+            book(self._verify_ratios, rows, forward_ms / self._verify[rows - 1])
         if 1 <= drafted <= len(self._draft) and self._draft[drafted - 1] > 0:
-            self._draft_ratios.observe(drafted, draft_ms / self._draft[drafted - 1])
+            book(self._draft_ratios, drafted, draft_ms / self._draft[drafted - 1])
+
+    def age(self) -> None:
+        """A request begins; see `Ratios.age`."""
+        self._verify_ratios.age()
+        self._draft_ratios.age()
 
     def verify_ms(self) -> tuple[float, ...]:
         """The corrected curve of forwards."""

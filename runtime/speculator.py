@@ -290,9 +290,15 @@ class Speculator:
         for lane in self._lanes:
             # A draft that read a prompt first says nothing about the cost of drafting.
             drafted = proposed if lane is self._used and lane.unread <= 1 else 0
-            lane.live_costs.observe(times.rows, times.forward_ms, drafted, times.propose_ms)
+            lane.live_costs.follow(times.rows, times.forward_ms, drafted, times.propose_ms)
             if self._rounds % _REFRESH_ROUNDS == 0:
                 lane.refresh()
+
+    def age_costs(self) -> None:
+        """The request begins: measurements that the last one did not repeat are believed less."""
+        for lane in self._lanes:
+            lane.live_costs.age()
+            lane.refresh()
 
     def rewind(self, length: int) -> None:
         """Only the first `length` tokens of the sequence are proven."""

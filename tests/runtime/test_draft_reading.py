@@ -28,6 +28,7 @@ class Reader(DraftReading):
     """A draft whose cache is the list of the positions that it has read."""
 
     kind = "self"
+    reads = True
     sizes_blocks = False
     watch = None
     longest = 10_000

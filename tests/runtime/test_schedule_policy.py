@@ -136,3 +136,29 @@ def test_live_costs_follow_what_was_measured_and_keep_the_shape_elsewhere():
     assert live.draft_ms() == pytest.approx([2.5, 5, 7.5, 10])
     live.observe(rows=99, forward_ms=1.0)
     assert live.verify_ms()[0] == pytest.approx(20)
+
+
+def test_what_seemed_dear_once_is_tried_again():
+    live = LiveCosts([10.0, 11, 12, 13], [5.0, 10, 15, 20], 0.0, weight=0.5)
+    live.follow(rows=2, forward_ms=110.0, drafted=1, draft_ms=50.0)
+    assert live.verify_ms()[1] == 11  # the first run prepares memory and fetches weights
+    live.follow(rows=2, forward_ms=110.0, drafted=1, draft_ms=50.0)
+    assert (live.verify_ms()[1], live.draft_ms()[0]) == (22, 10)
+    live.follow(rows=2, forward_ms=110.0)
+    assert live.verify_ms()[1] == pytest.approx(33)  # what is said again is believed
+    live.age()
+    assert live.verify_ms()[1] == pytest.approx(33)
+    dear = live.verify_ms()[1]
+    for _ in range(20):
+        live.age()
+        assert 11 < live.verify_ms()[1] < dear
+        dear = live.verify_ms()[1]
+    assert dear == pytest.approx(11, rel=0.05)
+
+
+@pytest.mark.parametrize("slow", [1, 5])
+def test_a_slow_machine_is_believed_in_time(slow):
+    live = LiveCosts([10.0, 11, 12, 13], (), 0.0, weight=0.1)
+    for _ in range(30):
+        live.follow(rows=2, forward_ms=11.0 * slow)
+    assert live.verify_ms()[1] == pytest.approx(11 * slow, rel=0.1)
