@@ -108,8 +108,8 @@ def test_the_accounts_of_a_request_lose_together_what_is_stated():
         accounts = [SpeculationAccount(Fallback(), start, 1 / 3) for start in (model_start(9.0), None, None)]
         starts = [account.balance for account in accounts]
         losses = [run(account, lambda _: 0, n_tokens)[0] - n_tokens for account in accounts]
-        assert 0 < sum(losses) <= sum(starts) + 0.015 * n_tokens + 1e-6
-        assert sum(starts[1:]) == pytest.approx(2 / 3 * 0.015 * SHORT_ANSWER)
+        assert 0 < sum(losses) <= sum(starts) + 0.01 * n_tokens + 1e-6
+        assert sum(starts[1:]) == pytest.approx(2 / 3 * 0.01 * SHORT_ANSWER)
 
 
 def test_looking_is_paid_for_and_always_leaves_the_price_of_a_draft():
@@ -121,7 +121,7 @@ def test_looking_is_paid_for_and_always_leaves_the_price_of_a_draft():
     spent = account.balance
     assert spent < 0.05
     account.settle(0, 0, 1.0, looked=0.04, draft=0.3)
-    assert account.balance == pytest.approx(spent + 0.015)
+    assert account.balance == pytest.approx(spent + 0.01)
 
 
 def test_looking_costs_nothing_lasting_where_steps_are_long():
