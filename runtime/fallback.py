@@ -17,8 +17,8 @@ from dsc.bundle_schema.dflash_config import Fallback
 # first copies fail is decoded plainly until it repeats itself again: in a simulation of 80 chats, edits and quotations
 # of 64 tokens, the start of 32 instead of 64 tokens made quotations 2 % slower at int4, and edits 1 %.
 SHORT_ANSWER = 32
-# Of the overhead, for drafts that fail: measured losses are about half a percent more than was thought, and looking takes
-# up to one. In the simulation a third instead of a half makes edits 0.7 % slower, and quotations 2 to 4 %.
+# Of the overhead, for drafts that fail: measured losses are about half a percent more than was thought, and looking
+# takes up to one. In the simulation a third instead of a half makes edits 0.7 % slower, and quotations 2 to 4 %.
 _FAILED_SHARE = 1 / 3
 _LARGEST_STAKE = 0.5
 _LEAST_MODEL_START, _MODEL_START = 1.5, 5.0
