@@ -10,6 +10,7 @@ static OrtStatus *add_and_normalise(const Node *node, OrtKernelContext *context,
   TRY(read_input(api, context, first, &skip));
   TRY(read_input(api, context, first + 1, &gain));
   int64_t n = sum->dims[sum->rank - 1];
+  REQUIRE(api, n > 0, "ai.dspark: N of a normalised product must be positive");
   int same = skip.rank == sum->rank;
   for (size_t i = 0; same && i < sum->rank; i++) same = skip.dims[i] == sum->dims[i];
   REQUIRE(api, same, "ai.dspark: skip must have the shape of the product");

@@ -42,7 +42,8 @@ class FuseMatMulSkipNormPass(GraphPass):
 
     Rules:
         1. A native product is one of the two terms, and nothing else reads it.
-        2. The normalisation has no bias, and gives no more than the normalised sum and the sum.
+        2. The normalisation has no bias, gives no more than the normalised sum and the sum, and its terms are of one
+           shape.
     """
 
     name: ClassVar[str] = "fuse-matmul-skip-norm"
@@ -57,8 +58,8 @@ class FuseMatMulSkipNormPass(GraphPass):
             product = next(filter(_is_lone_product, map(producer, norm.inputs[:2])), None)
             if product is None:
                 skipped.append(Reason("1", str(norm.name), "no term is a native product that nothing else reads"))
-            elif input_at(norm, 3) is not None or any(out.uses() for out in norm.outputs[1:3]):
-                skipped.append(Reason("2", str(norm.name), "it has a bias, or gives more than its result and the sum"))
+            elif why := _why_not(norm):
+                skipped.append(Reason("2", str(norm.name), why))
             else:
                 _fuse(product, norm)
                 fired += 1
@@ -71,6 +72,15 @@ def _is_lone_product(node: ir.Node | None) -> bool:
     if node is None or node.domain != DSPARK or node.op_type not in _PRODUCTS:
         return False
     return len(node.outputs[0].uses()) == 1 and not node.outputs[0].is_graph_output()
+
+
+def _why_not(norm: ir.Node) -> str:
+    if input_at(norm, 3) is not None:
+        return "it has a bias"
+    if any(out.uses() or out.is_graph_output() for out in norm.outputs[1:3]):
+        return "it gives more than its result and the sum"
+    shapes = [term.shape for term in norm.inputs[:2] if term is not None]
+    return "" if shapes[0] == shapes[1] else f"the terms have the shapes {shapes[0]} and {shapes[1]}"
 
 
 def _fuse(product: ir.Node, norm: ir.Node) -> None:

@@ -98,6 +98,13 @@ class SpeculationAccount:
         self._probing = self._config.probe_rounds
 
 
+def shared_start(first_draft: float) -> float:
+    """The start for a draft that has nothing to read and whose round with one draft costs `first_draft`: two failures,
+    at most what a draft model may lose.
+    """
+    return min(2 * (first_draft - 1), _MODEL_START)
+
+
 def model_start(round_cost: float, reading: float = 0.0) -> float:
     """The start for a draft model whose full round costs `round_cost`: two failed rounds and a first `reading`, within
     bounds.

@@ -141,7 +141,7 @@ class Rounds:
         draft = None
         if self._draft is not None and bundle.draft is not None:
             forward, longest = SlotForward(self._draft, sequence), bundle.draft.max_length
-            if "draft" in pool.owners:
+            if bundle.draft.reads:
                 draft = CachedModel(forward, pool.zone(sequence, "draft"), longest)
             else:
                 draft = SharedDraft(forward, target, longest)

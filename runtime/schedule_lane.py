@@ -8,7 +8,7 @@ from dsc.bundle_schema.dflash_config import DflashConfig
 from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
 from dsc.runtime.acceptance import AcceptanceModel, RoundCosts
 from dsc.runtime.draft_reading import LATE_TOKENS
-from dsc.runtime.fallback import SpeculationAccount, model_start
+from dsc.runtime.fallback import SpeculationAccount, model_start, shared_start
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_costs import LiveCosts, round_table
 from dsc.runtime.schedule_policy import Offer, best_window
@@ -46,7 +46,7 @@ class Lane:
         if proposer.reads:
             start = model_start(self._table[self._cap], self._late_costs.catch_up(LATE_TOKENS))
         elif not proposer.sizes_blocks:
-            start = 2 * (self._table[1] - 1)  # a first draft that fails, and another one
+            start = shared_start(self._table[1])
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._looked_at: dict[str, int] = {}  # the round until which a kind's acceptance has faded

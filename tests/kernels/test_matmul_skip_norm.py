@@ -116,6 +116,13 @@ def test_a_bad_number_stays_in_its_row():
     np.testing.assert_array_equal(found["normed"][[0, 2, 3]], clean["normed"][[0, 2, 3]])
 
 
+def test_a_matrix_without_columns_is_refused():
+    inputs, attributes = made("dense", 2, 1, 1, 6)
+    none = inputs | {"weight": inputs["weight"][:0], "skip": inputs["skip"][:, :0], "gain": inputs["gain"][:0]}
+    with pytest.raises(Exception, match="N of a normalised product must be positive"):
+        session_of(DENSE_MATMUL_SKIP_NORM, none, attributes).run(None, none)
+
+
 @pytest.mark.parametrize("kind", ["dense", "int8"])
 @pytest.mark.parametrize(
     ("name", "shape", "message"),

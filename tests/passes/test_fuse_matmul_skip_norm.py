@@ -1,4 +1,5 @@
 import numpy as np
+import onnx_ir as ir
 import pytest
 from native_operator import library
 from pass_graphs import assert_same_results, ops, run, text_model
@@ -31,6 +32,8 @@ def layer(body, outputs="float[batch, seq, 8] y, float[batch, seq, 8] z"):
     norm = next(node for node in model.graph if node.op_type == "SkipSimplifiedLayerNormalization")
     for unused in norm.outputs[1:3]:
         unused.name = ""
+    for term in norm.inputs[:2]:
+        term.shape = model.graph.inputs[0].shape  # onnx does not infer that of a contributed operator
     FuseDenseMatMulPass()(model)
     return model
 
@@ -83,3 +86,15 @@ def test_products_of_onnxruntime_and_biased_sums_stay():
     norm.resize_inputs(4)
     norm.replace_input_with(3, norm.inputs[2])
     assert "a bias" in str(FuseMatMulSkipNormPass()(biased).skipped[0])
+
+
+def test_more_outputs_and_unequal_terms_stay():
+    more = layer(f"{PRODUCT} {NORM} z = Neg(s)")
+    norm = next(node for node in more.graph if node.op_type == "SkipSimplifiedLayerNormalization")
+    norm.outputs[1].name = "mean"
+    more.graph.outputs.append(norm.outputs[1])
+    assert "more than its result" in str(FuseMatMulSkipNormPass()(more).skipped[0])
+    unequal = layer(f"{PRODUCT} {NORM} z = Neg(s)")
+    norm = next(node for node in unequal.graph if node.op_type == "SkipSimplifiedLayerNormalization")
+    norm.inputs[0].shape = ir.Shape([8])
+    assert "the terms have the shapes" in str(FuseMatMulSkipNormPass()(unequal).skipped[0])
