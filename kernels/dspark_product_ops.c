@@ -62,7 +62,7 @@ static OrtStatus *interleaved_product(const Node *node, OrtKernelContext *contex
   Interleaved weight;
   TRY(read_input(api, context, 0, &x));
   TRY(read_interleaved(node, context, &weight));
-  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == node->k, "ai.dspark: x of an interleaved product must end in K elements");
+  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == node->k, "ai.dspark: x must end in K elements");
   *y = x;
   y->dims[y->rank - 1] = node->n;
   TRY(make_output(api, context, index, y, &y->data));
@@ -130,7 +130,7 @@ static OrtStatus *dense_product(const Node *node, OrtKernelContext *context, siz
   TRY(read_input(api, context, 1, &weight));
   REQUIRE(api, weight.rank == 2 && weight.dims[1] > 0, "ai.dspark: a float weight must be [N, K]");
   int64_t n = weight.dims[0], k = weight.dims[1];
-  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == k, "ai.dspark: x of a float product must end in K elements");
+  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == k, "ai.dspark: x must end in K elements");
   *y = x;
   y->dims[y->rank - 1] = n;
   TRY(make_output(api, context, index, y, &y->data));
