@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = POOL_TILE, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8, LINE = 16 };
+enum { TILE = POOL_TILE, LANES = 8, SHARED = 3, FEW_ROWS = 16, PARTIAL = 8, LINE = 16, AHEAD = 8 };
 
 /* The new rows of one sequence and the tiles that they can see.  Rows are counted through all sequences. */
 typedef struct {
@@ -154,7 +154,7 @@ AVX2_INLINE void exponentiate(float *scores, int64_t count, float *stats) {
   stats[1] = sum_of(sum);
 }
 
-/* Values come from memory while keys are scored, for the first row that needs them. */
+/* Values come from memory while keys are scored, and the next keys, for the first row that needs them. */
 AVX2_INLINE void fetch(const float *from, int64_t count) {
   for (int64_t i = 0; i < count; i += LINE) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
 }
@@ -168,7 +168,10 @@ AVX2_INLINE void attend_tile(const VerifyAttention *op, Span s, int64_t head, in
   const float *keys = op->k_pool + row * op->dim, *value = op->v_pool + row * op->dim;
   float scores[SHARED][TILE];
   for (; j + 4 <= end; j += 4) {
-    if (s.row == s.of->first_row) fetch(value + j * op->dim, 4 * op->dim);
+    if (s.row == s.of->first_row) {
+      fetch(value + j * op->dim, 4 * op->dim);
+      if (j + AHEAD + 4 <= end) fetch(keys + (j + AHEAD) * op->dim, 4 * op->dim);
+    }
     score_keys(op, q, keys + j * op->dim, heads, 4, scores, j);
   }
   for (; j < end; j++) score_keys(op, q, keys + j * op->dim, heads, 1, scores, j);
