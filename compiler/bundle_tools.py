@@ -19,6 +19,7 @@ from dsc.bundle_schema.container import (
 )
 from dsc.bundle_schema.dflash_config import DFLASH_CONFIG_NAME, apply_override, dump_config, parse_config
 from dsc.bundle_schema.errors import CheckFailed, DscError, RequestError
+from dsc.bundle_schema.kv_layout import draft_shares
 from dsc.bundle_schema.kv_plan import PLAN_NAMES, check_plan, parse_plan
 from dsc.bundle_schema.whole_file import whole_file
 from dsc.compiler.bundle_kernels import check_kernels
@@ -76,6 +77,7 @@ def _check_plan(bundle: OpenBundle) -> str:
     for backend in backends:
         plan = parse_plan(bundle.read(PLAN_NAMES[backend]), PLAN_NAMES[backend])
         check_plan(plan, target.info_on(backend), draft.info_on(backend) if draft is not None else None)
+        draft_shares(plan)
     return f"every layer of every model is placed on {', '.join(backends)}, nothing overlaps"
 
 

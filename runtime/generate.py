@@ -323,8 +323,7 @@ class SpeculativeModel:
         if not pressed:
             return
         self.prefixes.configure(0)
-        own = bundle.draft is not None and bundle.draft.zone is not bundle.target.zone
-        if bundle.draft is not None and own and isinstance(bundle.arena, KvArena):
+        if bundle.draft is not None and bundle.draft.reads and isinstance(bundle.arena, KvArena):
             bundle.draft.rewind(0)
             bundle.arena.release("draft", 0, 0)
 
