@@ -63,7 +63,8 @@ def open_gguf(path: Path) -> GgufFile:
     Raises:
         ModelError: the file cannot be read or is malformed; memory stays bounded by a small multiple of its header.
     """
-    with _as_model_error(path):
+    # An offset so large that the library's sum of unsigned numbers wraps around would lead into the file again.
+    with _as_model_error(path), np.errstate(over="raise"):
         reader = _bounded_reader()(path)
         metadata = {name: _value(field) for name, field in reader.fields.items() if not name.startswith("GGUF.")}
         tensors = tuple(

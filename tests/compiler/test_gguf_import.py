@@ -176,6 +176,16 @@ def test_huge_counts_are_refused_before_they_are_used(tiny, tmp_path, count):
             open_gguf(path)
 
 
+@pytest.mark.parametrize("offset", [2**64 - 1, 2**64 - 4096])
+def test_a_place_of_a_tensor_that_wraps_around_is_refused(tiny, tmp_path, offset):
+    content = tiny.read_bytes()
+    at = content.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8 + 4  # after dimensions and type
+    path = tmp_path / "wrapped.gguf"
+    path.write_bytes(content[:at] + offset.to_bytes(8, "little") + content[at + 8 :])
+    with pytest.raises(ModelError, match="overflow"):
+        open_gguf(path)
+
+
 def test_smollm2_tokenizer_and_blocks():
     path = smollm2_gguf()
     file = open_gguf(path)
