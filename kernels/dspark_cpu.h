@@ -28,6 +28,15 @@ typedef struct Pool {
   const void *context;
 } Pool;
 
+/* The same by this thread alone where there is too little to share. */
+static inline void run_items(const Pool *pool, void (*body)(void *, size_t), size_t count, void *argument, int alone) {
+  if (!alone) {
+    pool->run(pool, body, count, argument);
+    return;
+  }
+  for (size_t i = 0; i < count; i++) body(argument, i);
+}
+
 /* A block-quantised weight [n, k] by sixteen columns (rows of [n, k]): of a block four bytes of each column in turn. */
 typedef struct {
   int64_t k, n;

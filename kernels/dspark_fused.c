@@ -83,11 +83,7 @@ AVX2_CODE static void swiglu_item(void *argument, size_t item) {
 
 void dspark_swiglu(SwiGlu *op, const Pool *pool) {
   op->tiles = (op->width + SWIGLU_TILE - 1) / SWIGLU_TILE;
-  size_t items = (size_t)(op->rows * op->tiles);
-  if (op->rows * op->width < SERIAL_FLOATS)
-    for (size_t i = 0; i < items; i++) swiglu_item(op, i);
-  else
-    pool->run(pool, swiglu_item, items, op);
+  run_items(pool, swiglu_item, (size_t)(op->rows * op->tiles), op, op->rows * op->width < SERIAL_FLOATS);
 }
 
 /* Four sums of eight lanes each, so that no addition waits for the one before it. */
@@ -116,8 +112,5 @@ AVX2_CODE static void skip_norm_item(void *argument, size_t row) {
 }
 
 void dspark_skip_norm(SkipNorm *op, const Pool *pool) {
-  if (op->rows * op->n < SERIAL_FLOATS)
-    for (int64_t row = 0; row < op->rows; row++) skip_norm_item(op, (size_t)row);
-  else
-    pool->run(pool, skip_norm_item, (size_t)op->rows, op);
+  run_items(pool, skip_norm_item, (size_t)op->rows, op, op->rows * op->n < SERIAL_FLOATS);
 }

@@ -24,8 +24,5 @@ static void take_row(void *argument, size_t row) {
 }
 
 void dspark_interleaved_gather(const InterleavedGather *op, const Pool *pool) {
-  if (op->rows * op->weight.k >= SERIAL_WORK)
-    pool->run(pool, take_row, (size_t)op->rows, (void *)op);
-  else
-    for (int64_t row = 0; row < op->rows; row++) take_row((void *)op, (size_t)row);
+  run_items(pool, take_row, (size_t)op->rows, (void *)op, op->rows * op->weight.k < SERIAL_WORK);
 }

@@ -90,10 +90,7 @@ static int multiply_by(const InterleavedMatMul *op, const Pool *pool, Multiply *
   Work work = {{.op = op}, multiply};
   if (op->rows == 0) return 0;
   if (reserve(&work.job)) return -1;
-  if (op->rows * op->weight.k < SERIAL_WORK)
-    for (int64_t row = 0; row < op->rows; row++) quantise_item(&work, (size_t)row);
-  else
-    pool->run(pool, quantise_item, (size_t)op->rows, &work);
+  run_items(pool, quantise_item, (size_t)op->rows, &work, op->rows * op->weight.k < SERIAL_WORK);
   pool->run(pool, multiply_item, (size_t)((work.job.tiles + ITEM - 1) / ITEM), &work);
   free(work.job.in.memory);
   return 0;

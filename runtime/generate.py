@@ -215,9 +215,7 @@ class SpeculativeModel:
             reuse_cache=None if reuse_cache is None else arguments.flag(reuse_cache, "reuse_cache"),
             trace=trace_target(trace),
         )
-        self.scheduler.speculator(
-            request.speculation, len(ids), GenerationStats()
-        )  # refuse an unknown proposer before anything runs
+        self.scheduler.check(request.speculation)
         return GenerationStream(self, request)
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> GenerationResult:

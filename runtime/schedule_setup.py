@@ -102,6 +102,16 @@ class Scheduler:
             self.continuations.configure(self.live.current.cache)
             self.continuations.remember(tokens, n_prompt, cuts)
 
+    def check(self, options: SpeculationOptions | None) -> None:
+        """Refuse a request that `speculator` would refuse, before anything runs.
+
+        Raises:
+            RequestError: it names a proposer that is not offered.
+        """
+        self.live.poll()
+        if options is not None:
+            self._kinds(options)
+
     def speculator(
         self, options: SpeculationOptions | None, n_prompt: int, stats: GenerationStats, traced: bool = False
     ) -> Speculator | None:
@@ -128,6 +138,7 @@ class Scheduler:
         proposers = []
         for name in kinds:
             costs, stats.costs = costs_for(config, self._settings, name, n_prompt, self._costs.get(name))
+            costs.age()
             self._costs[name] = costs
             proposers.append((self._proposer(name, n_prompt), costs))
         stats.speculation = "+".join(kinds)

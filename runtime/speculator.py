@@ -294,12 +294,6 @@ class Speculator:
             if self._rounds % _REFRESH_ROUNDS == 0:
                 lane.refresh()
 
-    def age_costs(self) -> None:
-        """The request begins: measurements that the last one did not repeat are believed less."""
-        for lane in self._lanes:
-            lane.live_costs.age()
-            lane.refresh()
-
     def rewind(self, length: int) -> None:
         """Only the first `length` tokens of the sequence are proven."""
         for lane in self._lanes:

@@ -41,8 +41,6 @@ def start_decoding(
     judge = judge_for(bundle, sampling, hooks)
     stats.kernels, stats.kernels_reason = judge.kernels, judge.reason
     speculator = scheduler.speculator(request.speculation, len(tokens), stats, trace is not None)
-    if speculator is not None:
-        speculator.age_costs()
     stats.memory_pressure = scheduler.live.pressed
     if trace is not None:
         trace.request(stats, model_id(bundle.manifest), tokens, request.max_tokens, request.stop_ids)

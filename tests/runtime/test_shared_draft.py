@@ -18,6 +18,7 @@ from dsc.bundle_schema.kv_layout import draft_shares, resized
 from dsc.bundle_schema.kv_plan import SlotRef
 from dsc.kernels.native import find_library
 from dsc.runtime import load
+from dsc.runtime.schedule_costs import LiveCosts
 
 KINDS = {kind: Proposer() for kind in ("self", "ngram", "cache")}
 
@@ -88,6 +89,15 @@ def test_streams_that_are_left_and_failed_drafts_leave_the_cache_right(model, mo
     monkeypatch.undo()
     for speculation in (SELF, "off"):
         assert list(model.generate(PROMPT, 50, speculation=speculation).ids) == greedy_reference(TARGET, PROMPT, 50)
+
+
+def test_measured_costs_age_once_a_request_and_not_for_one_that_never_began(model, monkeypatch):
+    ages = []
+    monkeypatch.setattr(LiveCosts, "age", lambda costs: ages.append(costs))
+    model.stream(PROMPT, 5, speculation=SELF)
+    assert not ages
+    model.generate(PROMPT, 5, speculation=SELF)
+    assert len(ages) == 1
 
 
 def test_a_full_cache_ends_the_text_and_not_the_guard(model):
