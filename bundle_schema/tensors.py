@@ -17,6 +17,7 @@ class DType(StrEnum):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
     UINT8 = "uint8"
+    INT16 = "int16"
     INT32 = "int32"
     INT64 = "int64"
     BOOL = "bool"
@@ -33,6 +34,7 @@ _ITEMSIZE = {
     DType.BFLOAT16: 2,
     DType.INT8: 1,
     DType.UINT8: 1,
+    DType.INT16: 2,
     DType.INT32: 4,
     DType.INT64: 8,
     DType.BOOL: 1,

@@ -94,7 +94,8 @@ def build_graphs(owner: str, exported: ExportedModel, weights: WeightOptions, re
     notes = _notes_on_blocks(owner, exported, precision, carried)
     notes += _notes_on_unused(owner, exported, weights, precision, request.passes, carried)
     shared = exported.model.clone()
-    passes = (*_shared_passes(weights, precision, carried, request.passes), *layout_passes(_kernel_sets(request)))
+    layout = layout_passes(_kernel_sets(request), _name(precision))
+    passes = (*_shared_passes(weights, precision, carried, request.passes), *layout)
     reports = {owner: run_pipeline(shared, passes, _dumper(owner, request.passes))}
     positions = min(request.max_length or exported.info.max_length, exported.info.max_length) + MAX_WINDOW + 1
     graphs = []

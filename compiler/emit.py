@@ -47,6 +47,7 @@ _DTYPES = {
     ir.DataType.BFLOAT16: DType.BFLOAT16,
     ir.DataType.INT8: DType.INT8,
     ir.DataType.UINT8: DType.UINT8,
+    ir.DataType.INT16: DType.INT16,
     ir.DataType.INT32: DType.INT32,
     ir.DataType.INT64: DType.INT64,
     ir.DataType.BOOL: DType.BOOL,

@@ -13,7 +13,7 @@ from dsc.bundle_schema.errors import KernelError
 
 Array = NDArray[Any]
 Axes = Mapping[str, int]
-Role = Literal["float", "pool", "int32", "int64", "uint8", "bool", "float32"]
+Role = Literal["float", "pool", "int32", "int64", "int16", "uint8", "bool", "float32"]
 
 NEUTRAL_FILTERS: dict[str, tuple[int, type]] = {
     "top_k": (0, np.int32),

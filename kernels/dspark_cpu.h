@@ -62,11 +62,28 @@ typedef struct {
   float *y;
 } InterleavedGather;
 
-/* y [rows, n] = x [rows, k] times the transposed float weight [n, k]. */
+/* A float weight [n, k] as code * scale, exactly (kernels/int16.py). */
+typedef struct {
+  int64_t k, n;
+  const int16_t *codes; /* [n / 2 rounded up, k / 8, 2, 8] */
+  const float *scales;  /* [n / 2 rounded up, k / 32, 2] */
+} Int16Matrix;
+
+/* y [rows, k] = rows `ids` of the weight. */
+typedef struct {
+  Int16Matrix weight;
+  int64_t rows;
+  const int64_t *ids; /* each 0 .. n - 1 */
+  float *y;
+} Int16Gather;
+
+/* y [rows, n] = x [rows, k] times the transposed weight [n, k]: floats, or those of `packed` where they are NULL. */
 typedef struct {
   int64_t rows, k, n;
   const float *x, *weight;
+  Int16Matrix packed;
   float *y;
+  int64_t y_step; /* floats from a row of y to the next */
 } DenseMatMul;
 
 /* Attention of `rows` new rows per sequence over a pool that holds the rows before them and receives the new ones.
@@ -116,6 +133,7 @@ typedef struct {
 void dspark_dense_matmul(const DenseMatMul *op, const Pool *pool);
 int dspark_interleaved_matmul(const InterleavedMatMul *op, const Pool *pool);
 void dspark_interleaved_gather(const InterleavedGather *op, const Pool *pool);
+void dspark_int16_gather(const Int16Gather *op, const Pool *pool);
 int64_t dspark_first_row(const VerifyAttention *op, int64_t slot); /* counted through all sequences */
 int dspark_has_room(const VerifyAttention *op, int64_t slot); /* the rows of a slot fit, and leave what they see */
 int dspark_verify_attention(const VerifyAttention *op, const Pool *pool);

@@ -6,10 +6,13 @@
 #define CODE AVX2_CODE
 #define INLINE AVX2_INLINE
 #define ITEM dspark_dense_avx2
+#define WEIGHTS weight
+#define UNIT 1
 #define PAIR 1
 #define ROWS 6
 #define CASES CASE(1, 4) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
 
+typedef float Weight;
 typedef __m256 Floats;
 
 /* Keeps the compiler from loading a value once for every use: loads are what limits the loop. */
@@ -20,8 +23,13 @@ AVX2_INLINE __m256 load_row(const float *from, int64_t count) {
   return value;
 }
 
-AVX2_INLINE __m256 load_columns(const float *from, int64_t step, int64_t count) {
-  (void)step;
+AVX2_INLINE __m256 load_scales(const float *scales, int64_t at) {
+  (void)scales, (void)at;
+  return _mm256_setzero_ps();
+}
+
+AVX2_INLINE __m256 load_columns(const float *from, int64_t step, int64_t count, __m256 scales) {
+  (void)step, (void)scales;
   return load_row(from, count);
 }
 

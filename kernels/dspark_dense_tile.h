@@ -8,12 +8,13 @@
  * fetched, evenly over the passes through the tile, so that memory is never idle.
  *
  * The including file defines ITEM (the function's name), CODE and INLINE (of its processors), ROWS (most at a time) and
- * CASES (of how many rows and columns), Floats (a vector of PAIR columns, eight lanes each), load_row, load_columns,
- * fused, and column.
+ * CASES (of how many rows and columns), Weight (what is stored in WEIGHTS of the product) and UNIT (how many columns lie
+ * together, eight elements of each in turn), Floats (a vector of PAIR columns, eight lanes each), load_row, load_scales,
+ * load_columns, fused, and column.
  */
 #include "dspark_dense.h"
 
-enum { LANES = 8, STEP = 4, LINE = 16, VECTORS = COLUMNS / PAIR };
+enum { LANES = 8, STEP = BLOCK / LANES, LINE = 64 / sizeof(Weight), VECTORS = COLUMNS / PAIR };
 
 /* What one pass fetches for each STEP * LANES weights of a column: some of their two lines, `ahead` floats further. */
 typedef struct {
@@ -21,11 +22,11 @@ typedef struct {
   int lines;
 } Fetch;
 
-/* Adds the products of eight elements, or of the first `count` ones; `step` floats lie between columns. */
-INLINE void add_products(const float *x, const float *w, int64_t k, int64_t step, int64_t count, int rows,
-                         int columns, Floats (*sums)[VECTORS]) {
+/* Adds the products of eight elements, or of the first `count` ones; `step` weights lie between units. */
+INLINE void add_products(const float *x, const Weight *w, const Floats *scales, int64_t k, int64_t step, int64_t count,
+                         int rows, int columns, Floats (*sums)[VECTORS]) {
   Floats a, b[VECTORS];
-  for (int v = 0; v < columns / PAIR; v++) b[v] = load_columns(w + v * PAIR * step, step, count);
+  for (int v = 0; v < columns / PAIR; v++) b[v] = load_columns(w + v * (PAIR / UNIT) * step, step, count, scales[v]);
   for (int r = 0; r < rows; r++) {
     a = load_row(x + r * k, count);
     for (int v = 0; v < columns / PAIR; v++) sums[r][v] = fused(a, b[v], sums[r][v]);
@@ -39,7 +40,7 @@ AVX2_INLINE __m128 add_lanes(__m256 a, __m256 b) {
 }
 
 /* One line of two, or both: into the nearest cache as well then, as no second pass needs the room there. */
-AVX2_INLINE void fetch_lines(const float *from, int lines) {
+AVX2_INLINE void fetch_lines(const Weight *from, int lines) {
   if (lines == 1) {
     _mm_prefetch(from, _MM_HINT_T1);
   } else if (lines == 2) {
@@ -48,47 +49,51 @@ AVX2_INLINE void fetch_lines(const float *from, int lines) {
   }
 }
 
-/* Columns n, n + apart, ... of some rows. */
-INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t n, int64_t apart, int rows, int columns,
+INLINE void store_column(const DenseMatMul *op, int64_t row, int64_t n, float y) {
+  if (n < op->n) op->y[row * op->y_step + n] = y;
+}
+
+/* Units u, u + apart, ... of some rows. */
+INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t u, int64_t apart, int rows, int columns,
                           Fetch fetch) {
-  const float *x = op->x + row * op->k, *w = op->weight + n * op->k, *later = w + fetch.ahead;
-  Floats sums[ROWS][VECTORS] = {0};
-  int64_t at = 0, k = op->k, step = apart * k;
-  for (; at + STEP * LANES <= k; at += STEP * LANES) {
-    for (int c = 0; c < columns; c++) fetch_lines(later + c * step + at, fetch.lines);
-    for (int64_t i = at; i < at + STEP * LANES; i += LANES)
-      add_products(x + i, w + i, k, step, LANES, rows, columns, sums);
+  const float *x = op->x + row * op->k;
+  const Weight *w = op->WEIGHTS + u * UNIT * op->k, *later = w + fetch.ahead;
+  Floats sums[ROWS][VECTORS] = {0}, factors[VECTORS] = {0};
+  int64_t at = 0, k = op->k, step = apart * UNIT * k;
+  for (; at + BLOCK <= k; at += BLOCK) {
+    for (int c = 0; c < columns / UNIT; c++) fetch_lines(later + c * step + at * UNIT, fetch.lines);
+    for (int v = 0; v < columns / PAIR; v++) factors[v] = load_scales(op->packed.scales, (u * UNIT * k + v * step + at * UNIT) / BLOCK);
+    for (int64_t i = at; i < at + BLOCK; i += LANES)
+      add_products(x + i, w + i * UNIT, factors, k, step, LANES, rows, columns, sums);
   }
-  for (; at < k; at += LANES) add_products(x + at, w + at, k, step, k - at, rows, columns, sums);
-  for (int r = 0; r < rows; r++) {
-    float *y = op->y + (row + r) * op->n + n;
+  for (; at < k; at += LANES) add_products(x + at, w + at * UNIT, factors, k, step, k - at, rows, columns, sums);
+  for (int r = 0; r < rows; r++)
     for (int c = 0; c < columns; c += 2) {
       int next = c + 1 < columns ? c + 1 : c;
       __m128 two = add_lanes(column(sums[r], c), column(sums[r], next));
-      y[c * apart] = _mm_cvtss_f32(two);
-      y[next * apart] = _mm_cvtss_f32(_mm_movehdup_ps(two));
+      store_column(op, row + r, (u + c / UNIT * apart) * UNIT + c % UNIT, _mm_cvtss_f32(two));
+      store_column(op, row + r, (u + next / UNIT * apart) * UNIT + next % UNIT, _mm_cvtss_f32(_mm_movehdup_ps(two)));
     }
-  }
 }
 
-/* Some rows times the columns first .. last - 1, `columns` at a time, and what is left one at a time. */
+/* Some rows times the units first .. last - 1, `columns` at a time, and what is left one vector at a time. */
 INLINE void multiply_rows(const DenseMatMul *op, int64_t row, int64_t first, int64_t last, int rows, int columns,
                           Fetch fetch) {
-  int64_t apart = (last - first) / columns, n = first;
-  for (; n < first + apart; n++) multiply_tile(op, row, n, apart, rows, columns, fetch);
-  for (n = first + apart * columns; n < last; n++) multiply_tile(op, row, n, 0, rows, PAIR, fetch);
+  int64_t apart = (last - first) / (columns / UNIT), u = first;
+  for (; u < first + apart; u++) multiply_tile(op, row, u, apart, rows, columns, fetch);
+  for (u = first + apart * (columns / UNIT); u < last; u++) multiply_tile(op, row, u, 0, rows, PAIR, fetch);
 }
 
-/* A single pass fetches all of the next tile, the first two of several half of it each; one row is slower with it. */
+/* A single pass fetches all of the next tile, the first two of several half of it each; one row of floats is slower so. */
 static Fetch to_fetch(const DenseMatMul *op, int64_t width, int pass) {
   int64_t tile = width * op->k;
   if (op->rows > ROWS) return (Fetch){pass == 1 ? tile + LINE : tile, pass < 2};
-  return (Fetch){tile, op->rows == 1 ? 0 : 2};
+  return (Fetch){tile, UNIT == 1 && op->rows == 1 ? 0 : 2};
 }
 
 CODE void ITEM(void *argument, size_t tile) {
   const DenseMatMul *op = argument;
-  int64_t width = tile_width(op), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
+  int64_t width = tile_width(op->k, sizeof(Weight)), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
   int pass = 0;
   for (int64_t row = 0, rows; row < op->rows; row += rows, pass++) {
     Fetch fetch = to_fetch(op, width, pass);
@@ -96,7 +101,7 @@ CODE void ITEM(void *argument, size_t tile) {
     rows = rows <= ROWS ? rows : rows < 2 * ROWS ? (rows + 1) / 2 : ROWS;
     switch (rows) {
 #define CASE(rows, columns) \
-  case rows: multiply_rows(op, row, first, last, rows, columns, fetch); break;
+  case rows: multiply_rows(op, row, first / UNIT, (last + UNIT - 1) / UNIT, rows, columns, fetch); break;
       CASES
     }
   }

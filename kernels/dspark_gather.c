@@ -1,7 +1,7 @@
-/* Rows of an embedding out of the interleaved blocks of the head that it is tied to. */
+/* Rows of an embedding out of the head that it is tied to: interleaved blocks, or 16-bit codes. */
 #include "dspark_cpu.h"
 
-enum { QUAD = 4, SERIAL_WORK = 1 << 15 };
+enum { QUAD = 4, PAIR = 2, LANES = 8, SERIAL_WORK = 1 << 15 };
 
 /* One block of a column: scale * (code - 2^(bits - 1)) + min. */
 static void take_block(const Interleaved *w, int64_t block, int64_t column, float *y) {
@@ -25,4 +25,18 @@ static void take_row(void *argument, size_t row) {
 
 void dspark_interleaved_gather(const InterleavedGather *op, const Pool *pool) {
   run_items(pool, take_row, (size_t)op->rows, (void *)op, op->rows * op->weight.k < SERIAL_WORK);
+}
+
+static void take_int16_row(void *argument, size_t row) {
+  const Int16Gather *op = argument;
+  int64_t k = op->weight.k, pair = op->ids[row] / PAIR * PAIR, side = op->ids[row] % PAIR;
+  const int16_t *codes = op->weight.codes + pair * k + side * LANES;
+  const float *scales = op->weight.scales + pair * (k / BLOCK) + side;
+  float *y = op->y + (int64_t)row * k;
+  for (int64_t eight = 0; eight < k / LANES; eight++, codes += PAIR * LANES, y += LANES)
+    for (int i = 0; i < LANES; i++) y[i] = (float)codes[i] * scales[eight * LANES / BLOCK * PAIR];
+}
+
+void dspark_int16_gather(const Int16Gather *op, const Pool *pool) {
+  run_items(pool, take_int16_row, (size_t)op->rows, (void *)op, op->rows * op->weight.k < SERIAL_WORK);
 }

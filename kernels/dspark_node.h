@@ -104,6 +104,13 @@ typedef struct {
   size_t count;
 } OperatorList;
 
+/* After a product in output 1: inputs `first` and `first + 1` are skip and gain, output 0 is y. */
+OrtStatus *add_and_normalise(const Node *node, OrtKernelContext *context, size_t first, const Tensor *sum);
+
+/* Input 0 are ids, all within 0 .. N - 1; output 0 is a row of K elements for each. */
+OrtStatus *read_ids(const Node *node, OrtKernelContext *context, const int64_t **ids, int64_t *rows, float **y);
+
+OperatorList dspark_dense_operators(void);
 OperatorList dspark_product_operators(void);
 OperatorList dspark_attention_operators(void);
 

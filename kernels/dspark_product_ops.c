@@ -1,9 +1,7 @@
-/* Operators that work on rows one by one: products, the embedding, the gated activation. */
+/* Operators that work on rows one by one: products with blocks, the embedding, the gated activation. */
 #include "dspark_node.h"
 
-/* ---- what may follow a product in output 1: inputs `first` and `first + 1` are skip and gain, output 0 is y ---- */
-
-static OrtStatus *add_and_normalise(const Node *node, OrtKernelContext *context, size_t first, const Tensor *sum) {
+OrtStatus *add_and_normalise(const Node *node, OrtKernelContext *context, size_t first, const Tensor *sum) {
   const OrtApi *api = node->api;
   Tensor skip, gain;
   void *y;
@@ -83,22 +81,25 @@ static OrtStatus *compute_interleaved_skip_norm(void *kernel, OrtKernelContext *
   return add_and_normalise(kernel, context, 4, &sum);
 }
 
+OrtStatus *read_ids(const Node *node, OrtKernelContext *context, const int64_t **ids, int64_t *rows, float **y) {
+  const OrtApi *api = node->api;
+  Tensor tensor;
+  TRY(read_input(api, context, 0, &tensor));
+  REQUIRE(api, tensor.rank < MAX_RANK, "ai.dspark: ids has too many dimensions");
+  *ids = tensor.data;
+  *rows = elements(&tensor);
+  for (int64_t i = 0; i < *rows; i++)
+    REQUIRE(api, (*ids)[i] >= 0 && (*ids)[i] < node->n, "ai.dspark: an id is not within 0 .. N - 1");
+  tensor.dims[tensor.rank++] = node->k;
+  return make_output(api, context, 0, &tensor, (void **)y);
+}
+
 static OrtStatus *compute_interleaved_gather(void *kernel, OrtKernelContext *context) {
   const Node *node = kernel;
-  const OrtApi *api = node->api;
-  Tensor ids, y;
-  Interleaved weight;
-  TRY(read_input(api, context, 0, &ids));
-  TRY(read_interleaved(node, context, &weight));
-  REQUIRE(api, ids.rank < MAX_RANK, "ai.dspark::InterleavedGather: ids has too many dimensions");
-  InterleavedGather op = {.weight = weight, .rows = elements(&ids), .ids = ids.data};
-  for (int64_t i = 0; i < op.rows; i++)
-    REQUIRE(api, op.ids[i] >= 0 && op.ids[i] < node->n, "ai.dspark::InterleavedGather: an id is not within 0 .. N - 1");
-  y = ids;
-  y.dims[y.rank++] = node->k;
-  TRY(make_output(api, context, 0, &y, &y.data));
-  op.y = y.data;
-  Pool pool = {run_on_runtime, api, context};
+  InterleavedGather op;
+  TRY(read_interleaved(node, context, &op.weight));
+  TRY(read_ids(node, context, &op.ids, &op.rows, &op.y));
+  Pool pool = {run_on_runtime, node->api, context};
   dspark_interleaved_gather(&op, &pool);
   return NULL;
 }
@@ -112,47 +113,6 @@ static int interleaved_matmul_type(const OrtCustomOp *op, size_t i) { (void)op; 
 static int interleaved_gather_type(const OrtCustomOp *op, size_t i) {
   return i == 0 ? ORT_INT64 : interleaved_matmul_type(op, i);
 }
-
-/* ---- products with float weights ---- */
-
-static OrtStatus *create_dense_skip_norm(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info,
-                                         void **out) {
-  (void)op;
-  Node node = {.api = api};
-  TRY(ort_attribute_float(api)(info, "epsilon", &node.epsilon));
-  return keep_node(node, out);
-}
-
-static OrtStatus *dense_product(const Node *node, OrtKernelContext *context, size_t index, Tensor *y) {
-  const OrtApi *api = node->api;
-  Tensor x, weight;
-  TRY(read_input(api, context, 0, &x));
-  TRY(read_input(api, context, 1, &weight));
-  REQUIRE(api, weight.rank == 2 && weight.dims[1] > 0, "ai.dspark: a float weight must be [N, K]");
-  int64_t n = weight.dims[0], k = weight.dims[1];
-  REQUIRE(api, x.rank > 0 && x.dims[x.rank - 1] == k, "ai.dspark: x must end in K elements");
-  *y = x;
-  y->dims[y->rank - 1] = n;
-  TRY(make_output(api, context, index, y, &y->data));
-  DenseMatMul op = {.rows = elements(&x) / k, .k = k, .n = n, .x = x.data, .weight = weight.data, .y = y->data};
-  Pool pool = {run_on_runtime, api, context};
-  dspark_dense_matmul(&op, &pool);
-  return NULL;
-}
-
-static OrtStatus *compute_dense_matmul(void *kernel, OrtKernelContext *context) {
-  Tensor y;
-  return dense_product(kernel, context, 0, &y);
-}
-
-static OrtStatus *compute_dense_skip_norm(void *kernel, OrtKernelContext *context) {
-  Tensor sum;
-  TRY(dense_product(kernel, context, 1, &sum));
-  return add_and_normalise(kernel, context, 2, &sum);
-}
-
-static const char *dense_matmul_name(const OrtCustomOp *op) { (void)op; return "DenseMatMul"; }
-static const char *dense_skip_norm_name(const OrtCustomOp *op) { (void)op; return "DenseMatMulSkipNorm"; }
 
 /* ---- SwiGlu ---- */
 
@@ -185,11 +145,6 @@ static const OrtCustomOp operators[] = {
     {SHARED, .name = interleaved_gather_name, .create_kernel_v2 = create_interleaved,
      .compute_v2 = compute_interleaved_gather, .input_type = interleaved_gather_type, .input_kind = interleaved_kind,
      .input_count = four, .output_count = one},
-    {SHARED, .name = dense_matmul_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_dense_matmul,
-     .input_type = floats, .input_kind = required, .input_count = two, .output_count = one},
-    {SHARED, .name = dense_skip_norm_name, .create_kernel_v2 = create_dense_skip_norm,
-     .compute_v2 = compute_dense_skip_norm, .input_type = floats, .input_kind = required, .input_count = four,
-     .output_count = two},
     {SHARED, .name = swiglu_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_swiglu,
      .input_type = floats, .input_kind = required, .input_count = one, .output_count = one},
 };

@@ -1,4 +1,4 @@
-"""`DenseMatMulSkipNorm`, `InterleavedMatMulSkipNorm`: a product, a residual addition, the normalisation of the sum.
+"""`DenseMatMulSkipNorm` and its kin: a product, a residual addition, the normalisation of the sum.
 
 The sum is the next residual; a product that ends in it needs no other operator between itself and the next product.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
 from dsc.kernels.dense_matmul import DENSE_MATMUL, DENSE_PRODUCT
 from dsc.kernels.function_text import function_by_mins, parse_function
+from dsc.kernels.int16_matmul import INT16_MATMUL, INT16_PRODUCT
 from dsc.kernels.interleaved_matmul import INTERLEAVED_MATMUL, interleaved_product
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _contract(product: KernelContract) -> KernelContract:
 
 
 DENSE_MATMUL_SKIP_NORM = _contract(DENSE_MATMUL)
+INT16_MATMUL_SKIP_NORM = _contract(INT16_MATMUL)
 INTERLEAVED_MATMUL_SKIP_NORM = _contract(INTERLEAVED_MATMUL)
 
 
@@ -72,6 +74,12 @@ def dense_body() -> ir.Function:
     """The operator as onnxruntime's own product, addition and normalisation."""
     head = "DenseMatMulSkipNorm <epsilon> (x, weight, skip, gain) => (normed, sum)"
     return parse_function(f"{head} {{ {DENSE_PRODUCT} {_ENDING} }}", microsoft=True)
+
+
+def int16_body() -> ir.Function:
+    """As `Int16MatMul`, then addition and normalisation."""
+    head = "Int16MatMulSkipNorm <K, N, epsilon> (x, codes, scales, skip, gain) => (normed, sum)"
+    return parse_function(f"{head} {{ {INT16_PRODUCT} {_ENDING} }}", microsoft=True)
 
 
 def interleaved_body(has_mins: bool = False) -> ir.Function:
@@ -83,4 +91,6 @@ def interleaved_body(has_mins: bool = False) -> ir.Function:
 
 def function_for(node: ir.Node) -> ir.Function:
     """The body that fits a node's operator and inputs."""
-    return dense_body() if node.op_type == "DenseMatMulSkipNorm" else function_by_mins(node, interleaved_body)
+    bodies = {"DenseMatMulSkipNorm": dense_body, "Int16MatMulSkipNorm": int16_body}
+    body = bodies.get(node.op_type)
+    return function_by_mins(node, interleaved_body) if body is None else body()

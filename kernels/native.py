@@ -27,6 +27,7 @@ _FOLDER = Path(__file__).resolve().parent
 _NAME = "_dspark_cpu"
 SOURCES = (
     "dspark_cpu.c",
+    "dspark_dense_ops.c",
     "dspark_product_ops.c",
     "dspark_attention_ops.c",
     "dspark_matmul.c",
@@ -36,6 +37,9 @@ SOURCES = (
     "dspark_dense.c",
     "dspark_dense_avx2.c",
     "dspark_dense_avx512.c",
+    "dspark_int16_avx2.c",
+    "dspark_int16_avx512.c",
+    "dspark_copied_avx512.c",
     "dspark_attention.c",
     "dspark_fused.c",
 )
@@ -48,15 +52,19 @@ HEADERS = (
     "dspark_matmul_tile.h",
     "dspark_node.h",
     "dspark_ort.h",
+    "dspark_wide.h",
 )
 # No -march (the code picks AVX2 or AVX-512 by function), no -ffast-math; fused multiply-adds where the source says so.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden")
 # onnxruntime runs an operator's body without a word when a library lacks it, so an older library is refused.
-REVISION = 6
+REVISION = 7
 OPERATORS = frozenset(
     {
         "DenseMatMul",
         "DenseMatMulSkipNorm",
+        "Int16Gather",
+        "Int16MatMul",
+        "Int16MatMulSkipNorm",
         "InterleavedGather",
         "InterleavedMatMul",
         "InterleavedMatMulSkipNorm",

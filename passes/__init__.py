@@ -33,5 +33,6 @@ ALL_PASSES: dict[str, str] = {
     "to-bfloat16": "dsc.passes.to_bfloat16:ToBfloat16Pass",
     "to-float16": "dsc.passes.to_float16:ToFloat16Pass",
     "weights-by-rows": "dsc.passes.weights_by_rows:WeightsByRowsPass",
+    "weights-in-int16": "dsc.passes.weights_in_int16:WeightsInInt16Pass",
 }
 """Every pass by its name, as ``module:Class``; the modules are imported when a pass is asked for."""

@@ -21,7 +21,7 @@ from dsc.passes.graph_edit import (
     replace_value,
 )
 
-_PRODUCTS = {"DenseMatMul": 2, "InterleavedMatMul": 4}
+_PRODUCTS = {"DenseMatMul": 2, "Int16MatMul": 3, "InterleavedMatMul": 4}
 """Operator -> its inputs, the absent ones counted."""
 
 
@@ -35,8 +35,8 @@ class FuseMatMulSkipNormPass(GraphPass):
         ->
         n, s = DenseMatMulSkipNorm(x, W, a, g)
 
-    The same for InterleavedMatMul. Between two products nothing is then started that one thread does alone while
-    memory waits.
+    The same for Int16MatMul and InterleavedMatMul. Between two products nothing is then started that one thread does
+    alone while memory waits.
 
     Run after fuse-skip-norm, interleave-columns and fuse-dense-matmul.
 

@@ -87,14 +87,18 @@ def add_initializer(graph: ir.Graph, name: str, content: ir.TensorProtocol | npt
 
 
 def rearranged(
-    tensor: ir.TensorProtocol, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], shape: Sequence[int]
+    tensor: ir.TensorProtocol,
+    change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    shape: Sequence[int],
+    dtype: ir.DataType | None = None,
 ) -> ir.TensorProtocol:
-    """`change` of a tensor's content, of the same type, made when it is read: no copy is kept."""
+    """`change` of a tensor's content, of the same type or of `dtype`, made when it is read: no copy is kept."""
+    kind = dtype or tensor.dtype
 
     def content() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(change(tensor.numpy())), dtype=tensor.dtype)
+        return ir.Tensor(np.ascontiguousarray(change(tensor.numpy())), dtype=kind)
 
-    return ir.LazyTensor(content, dtype=tensor.dtype, shape=ir.Shape(shape))
+    return ir.LazyTensor(content, dtype=kind, shape=ir.Shape(shape))
 
 
 def _equal_small(one: ir.TensorProtocol | None, other: ir.TensorProtocol, max_elements: int = 64) -> bool:

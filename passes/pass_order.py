@@ -62,12 +62,16 @@ def shared_passes(
     )
 
 
-def layout_passes(kernel_sets: Collection[Kernels]) -> tuple[GraphPass, ...]:
-    """Passes after the shared ones: how quantised matrices lie in a bundle that is for all of these sets of kernels.
+def layout_passes(kernel_sets: Collection[Kernels], precision: Precision = "fp32") -> tuple[GraphPass, ...]:
+    """Passes after the shared ones: how matrices lie in a bundle that is for all of these sets of kernels.
 
-    The native kernels read sixteen columns at once; the others put them apart again when a graph is opened.
+    The native kernels read sixteen columns of quantised ones at once, and floats from 16 bits that are worth the same;
+    onnxruntime's on the CPU undo both when a graph is opened. Half precision starts from the floats themselves.
     """
-    return parse_pipeline("interleave-columns" if "native" in kernel_sets else "")
+    if "native" not in kernel_sets:
+        return ()
+    halves = precision in _HALVES or any(kernels.startswith("cuda") for kernels in kernel_sets)
+    return parse_pipeline("interleave-columns" if halves else "interleave-columns,weights-in-int16")
 
 
 def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions: int = 8192) -> tuple[GraphPass, ...]:
@@ -109,7 +113,7 @@ def default_pipeline(
     shared = shared_passes(
         precision, block_weights=block_weights, head_precision=head_precision, exclude=exclude, block=block
     )
-    return (*shared, *layout_passes([kernels]), *kernel_passes(kernels, precision, max_positions))
+    return (*shared, *layout_passes([kernels], precision), *kernel_passes(kernels, precision, max_positions))
 
 
 def why_not_native(model: ir.Model, precision: Precision) -> str:

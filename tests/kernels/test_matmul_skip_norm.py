@@ -1,4 +1,4 @@
-"""DenseMatMulSkipNorm and InterleavedMatMulSkipNorm: references, bodies in bare onnxruntime, native operators."""
+"""DenseMatMulSkipNorm and its kin: references, bodies in bare onnxruntime, native operators."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from run_operator import run_operator
 
 from dsc.kernels.contract import check_contract
 from dsc.kernels.dense_matmul import DENSE_MATMUL
+from dsc.kernels.int16_matmul import INT16_MATMUL
 from dsc.kernels.interleaved_matmul import INTERLEAVED_MATMUL
 from dsc.kernels.matmul_skip_norm import (
     DENSE_MATMUL_SKIP_NORM,
+    INT16_MATMUL_SKIP_NORM,
     INTERLEAVED_MATMUL_SKIP_NORM,
     dense_body,
+    int16_body,
     interleaved_body,
 )
 
 EPSILON = {"epsilon": 1e-5}
-PAIRS = [(DENSE_MATMUL_SKIP_NORM, DENSE_MATMUL), (INTERLEAVED_MATMUL_SKIP_NORM, INTERLEAVED_MATMUL)]
+PAIRS = {
+    "dense": (DENSE_MATMUL_SKIP_NORM, DENSE_MATMUL),
+    "int16": (INT16_MATMUL_SKIP_NORM, INT16_MATMUL),
+    "int4": (INTERLEAVED_MATMUL_SKIP_NORM, INTERLEAVED_MATMUL),
+    "int8": (INTERLEAVED_MATMUL_SKIP_NORM, INTERLEAVED_MATMUL),
+}
 
 
 def made(kind, rows, k, n, seed, mins=True):
     """Inputs and attributes; `k` counts blocks of 32 and `n` sixteens of columns."""
     if kind == "dense":
         return DENSE_MATMUL_SKIP_NORM.make_inputs({"M": rows, "K": 31 * k + 1, "N": 16 * n - 3}, seed), dict(EPSILON)
+    if kind == "int16":
+        axes = {"M": rows, "K": 32 * k, "G": k, "E": 4 * k, "N": 16 * n, "P": 8 * n}
+        return INT16_MATMUL_SKIP_NORM.make_inputs(axes, seed), {"K": 32 * k, "N": 16 * n, **EPSILON}
     bits = 4 if kind == "int4" else 8
     axes = {"M": rows, "G": k, "K": 32 * k, "N": 16 * n, "T": n, "Q": bits}
     inputs = INTERLEAVED_MATMUL_SKIP_NORM.make_inputs(axes, seed)
@@ -35,16 +46,12 @@ def made(kind, rows, k, n, seed, mins=True):
     return inputs, {"bits": bits, "K": 32 * k, "N": 16 * n, "block": 32, **EPSILON}
 
 
-def contract_of(kind):
-    return PAIRS[kind != "dense"][0]
+KINDS = sorted(PAIRS)
 
 
-KINDS = ["dense", "int4", "int8"]
-
-
-@pytest.mark.parametrize("contract", [pair[0] for pair in PAIRS], ids=lambda contract: contract.name)
-def test_the_contracts_hold(contract):
-    check_contract(contract)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_contracts_hold(kind):
+    check_contract(PAIRS[kind][0])
 
 
 @pytest.mark.parametrize("mins", [False, True])
@@ -52,7 +59,7 @@ def test_the_contracts_hold(contract):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 5), (17, 18, 36), (130, 3, 9)], ids=str)
 def test_it_is_the_product_then_the_sum_then_its_norm(shape, kind, mins):
     inputs, attributes = made(kind, *shape, 3, mins)
-    contract, product = PAIRS[kind != "dense"]
+    contract, product = PAIRS[kind]
     found = run_native(contract, inputs, attributes, threads=2)
     terms = {role.name: inputs[role.name] for role in product.inputs if role.name in inputs}
     alone = {name: value for name, value in attributes.items() if name in product.attributes}
@@ -67,8 +74,9 @@ def test_it_is_the_product_then_the_sum_then_its_norm(shape, kind, mins):
 @pytest.mark.parametrize("kind", KINDS)
 def test_bodies_and_references_agree(kind, mins):
     inputs, attributes = made(kind, 5, 3, 4, 1, mins)
-    contract = contract_of(kind)
-    body = dense_body() if kind == "dense" else interleaved_body(mins)
+    contract = PAIRS[kind][0]
+    bodies = {"dense": dense_body, "int16": int16_body}
+    body = bodies[kind]() if kind in bodies else interleaved_body(mins)
     names, outputs = [role.name for role in contract.inputs], ["normed", "sum"]
     found, wanted = (
         run_operator(contract.name, inputs, names, outputs, attributes, body),
@@ -88,7 +96,7 @@ def test_bodies_and_references_agree(kind, mins):
 @settings(max_examples=40)
 def test_a_row_is_the_same_bits_alone_and_among_others(kind, rows, k, columns, seed):
     inputs, attributes = made(kind, rows, k, columns, seed)
-    contract = contract_of(kind)
+    contract = PAIRS[kind][0]
     together = run_native(contract, inputs, attributes, threads=2)
     session = session_of(contract, inputs, attributes)
     for row in range(rows):
@@ -132,4 +140,4 @@ def test_wrong_shapes_are_refused(kind, name, shape, message):
     inputs, attributes = made(kind, 2, 1, 1, 6)
     wrong = inputs | {name: np.ones(shape, np.float32)}
     with pytest.raises(Exception, match=message):
-        session_of(contract_of(kind), wrong, attributes).run(None, wrong)
+        session_of(PAIRS[kind][0], wrong, attributes).run(None, wrong)

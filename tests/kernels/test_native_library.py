@@ -15,7 +15,7 @@ from dsc.bundle_schema.errors import KernelError
 from dsc.kernels import native
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCTS = ("matmul_avx2", "matmul_avx512", "dense_avx2", "dense_avx512")
+PRODUCTS = ("matmul_avx2", "matmul_avx512", "dense_avx2", "dense_avx512", "int16_avx2", "int16_avx512", "copied_avx512")
 PARTS = ("matmul", "dense", "gather", "attention", "fused", *PRODUCTS)
 
 

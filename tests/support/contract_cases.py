@@ -195,6 +195,10 @@ def _cpu_only() -> Iterator[Case]:
         gather = {"bits": bits, "K": 96, "N": 32, "block": 32}
         yield Case(f"{bits} bits", "InterleavedGather", {"S": 5, "G": 3, "K": 96, "T": 2, "Q": bits}, gather)
     yield Case("odd shape", "DenseMatMulSkipNorm", {"M": 3, "K": 53, "N": 37}, {"epsilon": 1e-3})
+    halves = {"M": 3, "K": 96, "G": 3, "E": 12, "N": 38, "P": 19}
+    yield Case("96 wide", "Int16MatMul", halves, {"K": 96, "N": 38})
+    yield Case("96 wide", "Int16MatMulSkipNorm", halves, {"K": 96, "N": 38, "epsilon": 1e-3})
+    yield Case("96 wide", "Int16Gather", {"S": 5, "K": 96, "G": 3, "E": 12, "P": 4}, {"K": 96, "N": 8})
     yield Case("odd width", "SwiGlu", {"M": 3, "F": 37, "W": 74})
     gate = {"activation": "silu", "gated": 1, "interleaved": 0, "transposed": 0, "alpha": 1.7, "limit": 1.5}
     yield Case("its example", "Experts", dict(load_contract("Experts").example), gate)

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static int64_t between(int64_t low, int64_t high) { return low + rand() % (high - low + 1); }
 
@@ -29,11 +30,32 @@ static int multiply(void) {
 static int multiply_dense(void) {
   int64_t rows = between(0, 20), k = between(1, 300), n = between(1, 120);
   float *x = floats(rows * k), *weight = floats(n * k), *y = floats(rows * n);
-  DenseMatMul product = {rows, k, n, x, weight, y};
+  DenseMatMul product = {rows, k, n, x, weight, {0}, y, n};
   int bad = 0;
   dspark_dense_matmul(&product, &here);
   for (int64_t i = 0; i < rows * n; i++) bad |= !isfinite(y[i]);
   free(x), free(weight), free(y);
+  return bad;
+}
+
+/* With 16-bit weights every result has the bits that the floats give. */
+static int multiply_int16(void) {
+  int64_t rows = between(0, 9) ? between(0, 20) : between(120, 140), k = BLOCK * between(1, 12), n = between(1, 120);
+  int64_t columns = (n + 1) / 2 * 2;
+  int16_t *codes = malloc((size_t)(columns * k) * sizeof *codes);
+  for (int64_t i = 0; i < columns * k; i++) codes[i] = (int16_t)between(-32767, 32767);
+  float *x = floats(rows * k), *scales = floats(columns * k / BLOCK), *weight = floats(n * k);
+  float *y = floats(rows * n), *wanted = floats(rows * n);
+  int64_t *ids = malloc((size_t)n * sizeof *ids);
+  for (int64_t i = 0; i < n; i++) ids[i] = i;
+  Int16Matrix packed = {k, n, codes, scales};
+  Int16Gather gather = {packed, n, ids, weight};
+  DenseMatMul product = {rows, k, n, x, NULL, packed, y, n}, dense = {rows, k, n, x, weight, {0}, wanted, n};
+  dspark_int16_gather(&gather, &here);
+  dspark_dense_matmul(&product, &here);
+  dspark_dense_matmul(&dense, &here);
+  int bad = memcmp(y, wanted, (size_t)(rows * n) * sizeof *y);
+  free(codes), free(x), free(scales), free(weight), free(y), free(wanted), free(ids);
   return bad;
 }
 
@@ -115,7 +137,7 @@ int main(int count, char **arguments) {
   int rounds = count > 1 ? atoi(arguments[1]) : 100;
   srand(1);
   for (int i = 0; i < rounds; i++) {
-    if (multiply() || multiply_dense() || add_and_normalise() || attend() || attend_packed()) {
+    if (multiply() || multiply_dense() || multiply_int16() || add_and_normalise() || attend() || attend_packed()) {
       printf("round %d: a result is not finite\n", i);
       return 1;
     }

@@ -14,22 +14,42 @@ static float *product(const InterleavedMatMul *op, Multiply *multiply) {
   return own.y;
 }
 
-static float *dense_product(const DenseMatMul *op, DenseItem *item) {
+static float *dense_product(const DenseMatMul *op, DenseItem *item, size_t size) {
   DenseMatMul own = *op;
   own.y = floats(op->rows * op->n);
-  for (int64_t tile = 0; tile * tile_width(op) < op->n; tile++) item(&own, (size_t)tile);
+  for (int64_t tile = 0; tile * tile_width(op->k, size) < op->n; tile++) item(&own, (size_t)tile);
   return own.y;
+}
+
+static int same_floats(const DenseMatMul *op, float *one, float *other, const char *kind) {
+  int equal = !memcmp(one, other, (size_t)(op->rows * op->n) * sizeof(float));
+  if (!equal) fprintf(stderr, "%s, %ld rows of %ld, %ld columns\n", kind, (long)op->rows, (long)op->k, (long)op->n);
+  free(other);
+  return equal;
 }
 
 static int same_dense(void) {
   int64_t rows = NARROW_ROWS + 1 + rand() % 40, k = 1 + rand() % 300, n = 1 + rand() % 120;
   float *x = floats(rows * k), *weight = floats(n * k);
   if (rand() % 5 == 0) x[rand() % (rows * k)] = rand() % 2 ? NAN : INFINITY;
-  DenseMatMul op = {rows, k, n, x, weight, NULL};
-  float *one = dense_product(&op, dspark_dense_avx2), *other = dense_product(&op, dspark_dense_avx512);
-  int equal = !memcmp(one, other, (size_t)(rows * n) * sizeof(float));
-  if (!equal) fprintf(stderr, "floats, %ld rows of %ld, %ld columns\n", (long)rows, (long)k, (long)n);
-  free(x), free(weight), free(one), free(other);
+  DenseMatMul op = {rows, k, n, x, weight, {0}, NULL, n};
+  float *one = dense_product(&op, dspark_dense_avx2, sizeof(float));
+  int equal = same_floats(&op, one, dense_product(&op, dspark_dense_avx512, sizeof(float)), "floats");
+  free(x), free(weight), free(one);
+  return equal;
+}
+
+static int same_int16(void) {
+  int64_t rows = 1 + rand() % 40, k = BLOCK * (1 + rand() % 40), n = 1 + rand() % 120, columns = (n + 1) / 2 * 2;
+  float *x = floats(rows * k), *scales = floats(columns * k / BLOCK);
+  int16_t *codes = malloc((size_t)(columns * k) * sizeof *codes);
+  for (int64_t i = 0; i < columns * k; i++) codes[i] = (int16_t)(rand() % 65535 - 32767);
+  if (rand() % 5 == 0) x[rand() % (rows * k)] = rand() % 2 ? NAN : INFINITY;
+  DenseMatMul op = {rows, k, n, x, NULL, {k, n, codes, scales}, NULL, n};
+  float *one = dense_product(&op, dspark_int16_avx2, sizeof *codes);
+  int equal = same_floats(&op, one, dense_product(&op, dspark_int16_avx512, sizeof *codes), "16 bits") &&
+              same_floats(&op, one, dense_product(&op, dspark_copied_avx512, sizeof(float)), "16 bits, copied");
+  free(x), free(scales), free(codes), free(one);
   return equal;
 }
 
@@ -55,7 +75,7 @@ int main(int argc, char **argv) {
   int wide = has_vnni() && __builtin_cpu_supports("avx512dq"), count = wide && argc > 1 ? atoi(argv[1]) : 0;
   srand(5);
   for (int i = 0; i < count; i++)
-    if (!(i % 3 ? same_blocks(4 * (i % 3)) : same_dense())) return 1;
+    if (!(i % 4 == 0 ? same_dense() : i % 4 == 3 ? same_int16() : same_blocks(4 * (i % 4)))) return 1;
   printf("%d\n", count);
   return 0;
 }

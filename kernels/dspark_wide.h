@@ -1,0 +1,42 @@
+/* Vectors of sixteen lanes for products with float weights: eight of one column and eight of the next. */
+#ifndef DSPARK_WIDE_H
+#define DSPARK_WIDE_H
+
+#include "dspark_cpu.h"
+
+#include <immintrin.h>
+
+#define WIDE_CODE __attribute__((target("avx512f,avx512dq,avx2,fma")))
+#define INLINE static inline __attribute__((always_inline, target("avx512f,avx512dq,avx2,fma")))
+#define PAIR 2
+#define ROWS 12
+
+typedef __m512 Floats;
+
+INLINE __m256 load_eight(const float *from, int64_t count) {
+  __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  return count >= 8 ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, mask);
+}
+
+INLINE __m512 load_row(const float *from, int64_t count) { return _mm512_broadcast_f32x8(load_eight(from, count)); }
+
+INLINE __m512 load_two(const float *from, const float *next, int64_t count) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(load_eight(from, count)), load_eight(next, count), 1);
+}
+
+INLINE __m512 load_two_scales(const float *scales) {
+  return _mm512_mask_broadcastss_ps(_mm512_set1_ps(scales[0]), 0xff00, _mm_load_ss(scales + 1));
+}
+
+INLINE __m512 load_codes(const int16_t *from, __m512 scales) {
+  __m512i codes = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)from));
+  return _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scales);
+}
+
+INLINE __m512 fused(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
+
+INLINE __m256 column(const __m512 *sums, int c) {
+  return c % 2 ? _mm512_extractf32x8_ps(sums[c / 2], 1) : _mm512_castps512_ps256(sums[c / 2]);
+}
+
+#endif
