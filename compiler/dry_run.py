@@ -22,6 +22,9 @@ from dsc.runtime.host import choose_threads
 
 # Bytes a weight: codes, and a float32 scale for each block of 32.
 _NBYTES = {Precision.FP32: 4.0, Precision.FP16: 2.0, Precision.INT8: 1.125, Precision.INT4: 0.625}
+_NBYTES_IN_INT16 = 2.125
+_KINDS_IN_INT16 = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q8_0"})
+"""GGML types whose floats, as good as always, are 16-bit numbers and a scale a block: see the pass weights-in-int16."""
 
 
 def dry_run_report(request: CompileRequest) -> dict[str, Any]:
@@ -62,8 +65,13 @@ def dry_run_report(request: CompileRequest) -> dict[str, Any]:
 def _nbytes_in_bundle(model: dict[str, Any], request: CompileRequest) -> float:
     """The weights; graphs for CUDA share blocks with those for the CPU, and have float weights in half precision."""
     nbytes: float = model.pop("weights_nbytes")
-    copied = Backend.CUDA in request.backends and model["precision"] == Precision.FP32
-    return nbytes * 1.5 if copied else nbytes
+    n_in_int16: int = model.pop("n_in_int16")
+    if model["precision"] != Precision.FP32:
+        return nbytes
+    if Backend.CUDA in request.backends:
+        return nbytes * 1.5
+    spared = _NBYTES[Precision.FP32] - _NBYTES_IN_INT16 if request.kernels is Kernels.NATIVE else 0.0
+    return nbytes - spared * n_in_int16
 
 
 def _gpu_report(request: CompileRequest, needs: list[set[AttentionNeed]]) -> dict[str, Any]:
@@ -84,7 +92,7 @@ def _describe(
     graph = onnx_file(path)
     if graph is not None:
         return _describe_graph(graph, weights, max_length, stated)
-    config, n_parameters, carried_nbytes = _read_config(path)
+    config, n_parameters, n_in_int16, carried_nbytes = _read_config(path)
     precision = weights.precision
     if precision is Precision.KEEP and carried_nbytes is None:
         precision = Precision.FP32
@@ -109,6 +117,7 @@ def _describe(
         "positions": positions,
         "KV bytes per token": n_layers * per_row,
         "weights_nbytes": size,
+        "n_in_int16": n_in_int16,
         "kv_nbytes": per_row * sum(layer_rows(window, length, MAX_WINDOW + 1)[0] for window in windows),
         "fp32_nbytes": 4 * n_parameters,
         "needs": {AttentionNeed(head_dim, bool(getattr(config, "attn_logit_softcapping", None)))},
@@ -142,6 +151,7 @@ def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, 
         "max length": length,
         "positions": info.max_length,
         "KV bytes per token": per_token,
+        "n_in_int16": 0,
         "weights_nbytes": kept if precision is Precision.FP32 else _NBYTES[precision] * info.n_parameters,
         "kv_nbytes": per_token * length,
         "fp32_nbytes": kept,
@@ -149,8 +159,8 @@ def _describe_graph(path: Path, weights: WeightOptions, max_length: int | None, 
     }
 
 
-def _read_config(path: Path) -> tuple[Any, int, int | None]:
-    """Configuration, number of parameters, and the bytes of a GGUF file's own tensors."""
+def _read_config(path: Path) -> tuple[Any, int, int, int | None]:
+    """Configuration, number of parameters and of those that fit 16 bits, and the bytes of a GGUF file's own tensors."""
     require_source(path)
     if path.is_file() and path.suffix.lower() == GGUF_SUFFIX:
         from dsc.compiler.gguf_config import gguf_config
@@ -158,7 +168,8 @@ def _read_config(path: Path) -> tuple[Any, int, int | None]:
 
         file = open_gguf(path)
         n_parameters = sum(prod(tensor.shape) for tensor in file.tensors)
-        return gguf_config(file).get_text_config(decoder=True), n_parameters, path.stat().st_size
+        n_in_int16 = sum(prod(tensor.shape) for tensor in file.tensors if tensor.kind in _KINDS_IN_INT16)
+        return gguf_config(file).get_text_config(decoder=True), n_parameters, n_in_int16, path.stat().st_size
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -167,4 +178,4 @@ def _read_config(path: Path) -> tuple[Any, int, int | None]:
     config = load_config(path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return config.get_text_config(decoder=True), sum(weight.numel() for weight in model.parameters()), None
+    return config.get_text_config(decoder=True), sum(weight.numel() for weight in model.parameters()), 0, None

@@ -154,7 +154,11 @@ def test_a_pass_that_breaks_the_graph_ends_the_compile_with_its_name(monkeypatch
 def test_a_users_pipeline_replaces_the_shared_passes():
     asked = request(weights={"precision": "int4"}, passes={"pipeline": "fold-constants"})
     built = build_graphs("target", exported_family("llama"), asked.weights, asked)
-    assert [run.spec for run in built.reports["target"].runs] == ["fold-constants", "interleave-columns"]
+    assert [run.spec for run in built.reports["target"].runs] == [
+        "fold-constants",
+        "interleave-columns",
+        "weights-in-int16",
+    ]
     native = built.part.graphs[1].model
     assert "VerifyAttention" in ops(native)
     assert "InterleavedMatMul" not in ops(native)
