@@ -42,6 +42,7 @@ class RecordedDraft(DraftReading):
 
     sizes_blocks = False
     watch: RowWatcher | None = None
+    left: float | None = None
 
     def __init__(
         self,

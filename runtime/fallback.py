@@ -111,6 +111,7 @@ def model_start(round_cost: float, reading: float = 0.0) -> float:
 
     A model's quality hardly depends on the text, so one early failure says little; and once it pauses, reading what it
     missed makes coming back dear. Five steps are the reading of a short prompt or a late start with two failed rounds
-    after it, and 3 % of an answer of 250 tokens together with the allowance.
+    after it, and 3 % of an answer of 250 tokens together with the allowance. On shorter answers that would be more than
+    a text may cost, so they are lent once: a request starts with what the one before has left.
     """
     return min(max(2 * (round_cost - 1) + reading, _LEAST_MODEL_START), _MODEL_START)

@@ -32,6 +32,7 @@ class Proposer(Protocol):
         sizes_blocks: what it proposes differs so much in quality that a fixed window is never right.
         watch: sees each row [V] of its logits, where it computes any.
         adaptive_rollback: keep what it has read of the drafts that held, after a rejection.
+        left: plain steps that its last request left it to lose; None before the first, and where each starts anew.
     """
 
     kind: ProposerKind
@@ -39,6 +40,7 @@ class Proposer(Protocol):
     sizes_blocks: bool
     watch: RowWatcher | None
     adaptive_rollback: bool
+    left: float | None
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """The kind of proposal that can be made after `tokens`, None when there is none; cheap.
@@ -85,6 +87,7 @@ class Lookup:
     sizes_blocks = True
     watch: RowWatcher | None = None
     adaptive_rollback = True
+    left: float | None = None
 
     def lag(self, tokens: Sequence[int], start: int | None = None) -> int:
         """Nothing has to be read."""
@@ -204,6 +207,7 @@ class ModelProposer(DraftReading):
         self._vocab_size = vocab_size
         self._unknown_id = unknown_id
         self.watch: RowWatcher | None = None
+        self.left: float | None = None
 
     def look(self, tokens: Sequence[int]) -> str | None:
         """A model has a proposal unless the sequence is longer than it can read or ends in an unknown token."""

@@ -44,7 +44,8 @@ class Lane:
         self.configure(config, cap)
         start = None
         if proposer.reads:
-            start = model_start(self._table[self._cap], self._late_costs.catch_up(LATE_TOKENS))
+            full = model_start(self._table[self._cap], self._late_costs.catch_up(LATE_TOKENS))
+            start = full if proposer.left is None else min(proposer.left, full)
         elif not proposer.sizes_blocks:
             start = shared_start(self._table[1])
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
@@ -174,6 +175,8 @@ class Lane:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0
             self.account.settle(drafted if used else 0, accepted, cost, self._looked, self._table[1] - 1)
+            if self.proposer.reads:
+                self.proposer.left = self.account.balance
         self._looked = 0.0  # the next round may not look
 
 

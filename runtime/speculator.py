@@ -175,7 +175,7 @@ class Speculator:
         self._meter = meter or SignalMeter(config, n_prompt)
         self._traced = traced
         self._history = _NO_HISTORY
-        self._rounds = 0
+        self._plain = self._followed = 0  # rounds in a row without drafts; rounds by which costs were corrected
         self._n_prompt = n_prompt
         self._tokens = self._steps = _RATE_PRIOR  # committed, and what they cost, by the measured costs
         self._used: Lane | None = None
@@ -284,14 +284,15 @@ class Speculator:
 
     def _follow(self, times: RoundTimes, proposed: int) -> None:
         """Correct the costs; what they mean for decisions is worked out every few rounds. Plain ones differ little."""
-        self._rounds += 1
-        if not proposed and self._rounds % _PLAIN_SAMPLE:
+        self._plain = 0 if proposed else self._plain + 1
+        if self._plain % _PLAIN_SAMPLE:
             return
+        self._followed += 1
         for lane in self._lanes:
             # A draft that read a prompt first says nothing about the cost of drafting.
             drafted = proposed if lane is self._used and lane.unread <= 1 else 0
             lane.live_costs.follow(times.rows, times.forward_ms, drafted, times.propose_ms)
-            if self._rounds % _REFRESH_ROUNDS == 0:
+            if self._followed % _REFRESH_ROUNDS == 0:
                 lane.refresh()
 
     def rewind(self, length: int) -> None:

@@ -31,6 +31,7 @@ class Reader(DraftReading):
     reads = True
     sizes_blocks = False
     watch = None
+    left = None
     longest = 10_000
 
     def __init__(self):
@@ -122,6 +123,26 @@ def test_a_draft_reads_a_long_text_only_where_the_rest_of_the_output_can_pay_for
 def test_no_draft_reads_more_than_a_request_may_lose():
     assert start_of(read_ms=4.0, n_tokens=1000, room=2000) == "reading not covered"
     assert start_of(read_ms=1.0, n_tokens=100, room=100) == "late"
+
+
+def test_a_request_starts_with_what_the_one_before_has_left():
+    """Answers too short to earn what a draft model lost would else lose it again each time."""
+    reader, lost = Reader(), []
+    for _ in range(8):
+        costs = LiveCosts(VERIFY_MS, DRAFT_MS, 0.0, 0.1, 1.0, late_ms=LATE_MS)
+        made, tokens = Lane(0, reader, costs, DflashConfig(), 8, 1.0), [0] * 50
+        reader.rewind(0)
+        lost.append(0.0)
+        while len(tokens) < 50 + 64:
+            offer = made.offer(tokens, 50 + 64 - len(tokens), len(tokens) - 50, 1.0)
+            window = best_window(offer)[0] if isinstance(offer, Offer) else 0
+            drafted = len(made.draft(tokens, window)) if window else 0
+            made.settle(drafted, 0, used=drafted > 0)
+            lost[-1] += made.cost - 1 if drafted else 0
+            reader.rewind(len(tokens))
+            tokens = [*tokens, 0]
+    assert 1.5 < lost[0] <= 5
+    assert sum(lost[1:]) <= 0.03 * 7 * 64
 
 
 def test_a_late_draft_needs_some_output_to_read():
