@@ -45,9 +45,9 @@ class SpeculationAccount:
         self._probing = 0
 
     @property
-    def waiting(self) -> bool:
-        """A cool-down goes on."""
-        return self._wait > 0
+    def waiting(self) -> int:
+        """Rounds that a cool-down still lasts."""
+        return self._wait
 
     def admit(self, costs: Sequence[float], chance: float = 0.5) -> int:
         """The largest window that may be drafted now. Who stakes everything is out after the first mistake: drafts
@@ -84,6 +84,11 @@ class SpeculationAccount:
         self.balance = max(self.balance - looked, min(self.balance, draft))
         if drafted and self._probing:
             self._settle_probe(accepted)
+
+    def rest(self, rounds: int) -> None:
+        """As `settle` of so many plain rounds."""
+        self._wait = max(self._wait - rounds, 0)
+        self.balance = min(self.balance + rounds * self.allowance, _CEILING)
 
     def _settle_probe(self, accepted: int) -> None:
         self._probing -= 1

@@ -13,6 +13,7 @@ from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_costs import LiveCosts, round_table
 from dsc.runtime.schedule_policy import Offer, best_window
 
+COOL_DOWN = "cool-down"
 # Tokens that a proposer may have missed and still pay for in one round; reading more is an investment in those to come.
 SHORT_LAG = 16
 # Tokens to come that an investment may count on, where the request allows more: end tokens come before most limits.
@@ -94,7 +95,7 @@ class Lane:
         if len(tokens) > self._max_context:
             return "context too long"
         if self.account is not None and self.account.waiting:
-            return "cool-down"
+            return COOL_DOWN
         self._looked = self._look_cost
         kind = self.proposer.look(tokens)
         if kind is None:
@@ -175,9 +176,24 @@ class Lane:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0
             self.account.settle(drafted if used else 0, accepted, cost, self._looked, self._table[1] - 1)
-            if self.proposer.reads:
-                self.proposer.left = self.account.balance
+            self._keep(self.account)
         self._looked = 0.0  # the next round may not look
+
+    @property
+    def waiting(self) -> int:
+        """Rounds for which it will offer nothing."""
+        return self.account.waiting if self.account is not None else 0
+
+    def rest(self, rounds: int) -> None:
+        """As `settle` of so many rounds without drafts."""
+        self._rounds += rounds
+        if self.account is not None:
+            self.account.rest(rounds)
+            self._keep(self.account)
+
+    def _keep(self, account: SpeculationAccount) -> None:
+        if self.proposer.reads:
+            self.proposer.left = account.balance
 
 
 def _with_reading(

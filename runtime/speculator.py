@@ -22,7 +22,7 @@ from dsc.runtime.continuation_cache import ContinuationProposer, anchor
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.schedule_costs import LiveCosts
-from dsc.runtime.schedule_lane import Lane
+from dsc.runtime.schedule_lane import COOL_DOWN, Lane
 from dsc.runtime.schedule_policy import UNPAID, Offer, make_policy
 from dsc.runtime.schedule_rules import History, wants_signals
 from dsc.runtime.semantic_cut import Sample, SemanticCut
@@ -127,6 +127,9 @@ class Intent:
     joint: bool = False
 
 
+_RESTING, _RESTED = Intent(reason=COOL_DOWN), Draft(reason=COOL_DOWN)
+
+
 @dataclass(frozen=True)
 class RoundTimes:
     """Milliseconds of one round: proposing, and the target's forward over `rows` rows."""
@@ -180,6 +183,7 @@ class Speculator:
         self._tokens = self._steps = _RATE_PRIOR  # committed, and what they cost, by the measured costs
         self._used: Lane | None = None
         self._unpaid = 0  # rounds in a row whose offers were not worth a draft
+        self._rest = self._resting = 0  # rounds of a rest, and those of them that are still to come
         threshold = config.cache.semantic_cut
         self._continuations = [p for p, _ in proposers if isinstance(p, ContinuationProposer)]
         self._cutter = SemanticCut(threshold) if self._continuations and threshold > -1 else None
@@ -217,8 +221,11 @@ class Speculator:
         """What to draft after `tokens`, decided by what is known before anything is drafted."""
         self._live.poll()
         if self._version != self._live.version:
+            self._wake()
             self._configure()
         self._used = None
+        if self._resting:
+            return _RESTING
         signals = self._meter.read(len(tokens)) if self.reads_signals else None
         if self._unpaid >= _PATIENCE and self._unpaid % _REST:
             self._unpaid += 1
@@ -227,6 +234,8 @@ class Speculator:
         found = [lane.offer(tokens, room, generated, max(rate, 1.0)) for lane in self._lanes]
         offers = [offer for offer in found if isinstance(offer, Offer)]
         if not offers:
+            if not self.reads_signals:
+                self._rest = self._resting = min(lane.waiting for lane in self._lanes)
             return Intent(reason=next(why for why in found if isinstance(why, str)), signals=signals)
         choice = self._policy.choose(offers, signals or NO_SIGNALS, self._history)
         self._unpaid = self._unpaid + 1 if choice.reason == UNPAID else 0
@@ -237,12 +246,14 @@ class Speculator:
 
     def draft(self, tokens: Sequence[int], intent: Intent, window: int) -> Draft:
         """The drafts of an intent, at most `window` of them."""
+        if intent is _RESTING:
+            return _RESTED
         if intent.offer is None or window == 0:
             return Draft(reason=intent.reason or "not admitted", signals=intent.signals, history=self._history)
         lane = self._lanes[intent.offer.lane]
         ids = lane.draft(tokens, window)
         if not ids:
-            return Draft(reason="cool-down", signals=intent.signals, history=self._history)
+            return Draft(reason=COOL_DOWN, signals=intent.signals, history=self._history)
         self._used = lane
         kind = lane.proposer.kind
         return Draft(tuple(ids), "", kind, window, intent.signals, lane.unread, lane.start, self._history)
@@ -272,6 +283,25 @@ class Speculator:
 
     def settle(self, proposed: int, accepted: int, times: RoundTimes | None = None) -> None:
         """Learn from a verified round; call it for rounds without drafts too."""
+        if self._resting:
+            # While all wait there is nothing to decide; after a forward the caches hold little, and each look at a
+            # lane took a hundredth of an int4 step.
+            self._resting -= 1
+            if not self._resting:
+                self._wake()
+        else:
+            self._learn(proposed, accepted)
+        if self._refresh and times is not None:
+            self._follow(times, proposed)
+
+    def _wake(self) -> None:
+        rested, self._rest, self._resting = self._rest - self._resting, 0, 0
+        self._tokens += rested
+        self._steps += rested
+        for lane in self._lanes:
+            lane.rest(rested)
+
+    def _learn(self, proposed: int, accepted: int) -> None:
         self._tokens += accepted + 1
         self._steps += self._used.cost if self._used is not None else 1.0
         for lane in self._lanes:
@@ -279,8 +309,6 @@ class Speculator:
         self._history = self._history.after(self._rules, proposed, accepted)
         if self.reads_signals:
             self._meter.settle(proposed, accepted)
-        if self._refresh and times is not None:
-            self._follow(times, proposed)
 
     def _follow(self, times: RoundTimes, proposed: int) -> None:
         """Correct the costs; what they mean for decisions is worked out every few rounds. Plain ones differ little."""

@@ -98,7 +98,7 @@ def test_whatever_the_chance_a_failed_block_is_covered(rises, chance, balance):
         costs.append(costs[-1] + rise)
     account = SpeculationAccount(Fallback(), start=balance)
     window = account.admit(costs, chance)
-    assert (window == 0) == account.waiting
+    assert (window == 0) == (account.waiting > 0)
     account.settle(window, 0, costs[window])
     assert account.balance >= -1e-9
 
@@ -129,3 +129,16 @@ def test_looking_costs_nothing_lasting_where_steps_are_long():
     for _ in range(2000):
         account.settle(0, 0, 1.0, looked=0.004, draft=0.3)
     assert account.balance == pytest.approx(12.0, abs=0.01)
+
+
+@given(st.integers(0, 40), st.floats(-1, 12))
+def test_a_rest_is_so_many_plain_rounds(rounds, balance):
+    one, other = (SpeculationAccount(Fallback(), start=balance) for _ in range(2))
+    for account in (one, other):
+        account.admit([1.0, 99.0])  # begins a cool-down
+    assert one.waiting > 0
+    one.rest(rounds)
+    for _ in range(rounds):
+        other.settle(0, 0, 1.0)
+    assert one.waiting == other.waiting
+    assert one.balance == pytest.approx(other.balance)

@@ -78,3 +78,18 @@ def test_a_round_that_does_not_look_does_not_pay_for_looking():
         balances.append((proposer.n_looks, account.balance))
     (looks, first), (more, last) = balances[5], balances[-1]
     assert last - first == pytest.approx(68 * account.allowance - (more - looks) * run._lanes[0]._look_cost)
+
+
+def test_a_cool_down_asks_nobody_and_every_token_of_it_earns(monkeypatch):
+    run = speculator(Counting(), [3.0 + drafts for drafts in range(16)])
+    (lane,) = run._lanes
+    asked, offer = [], lane.offer
+    monkeypatch.setattr(lane, "offer", lambda *arguments: asked.append(1) or offer(*arguments))
+    lane.account.balance = 0.0
+    reasons = rounds(run, [1, 2, 1], [2, 1] * 20)
+    cooled = reasons.count("cool-down")
+    assert cooled >= 20
+    # the first round of a cool-down has asked, and so has the one that finds that it goes on
+    assert len(asked) <= len(reasons) - cooled + 2 * cooled / DflashConfig().fallback.cooldown_rounds + 1
+    looked = 40 * 0.06 / 3  # at most, had every round looked
+    assert 40 * lane.account.allowance - looked <= lane.account.balance <= 40 * lane.account.allowance
