@@ -273,7 +273,7 @@ class SpeculativeModel:
         with self.exclusive():
             self._rewind(0)
             self._cached = []
-            self.scheduler.continuations.clear()
+            self.scheduler.reset()
             self.prefixes.clear()
 
     @contextmanager

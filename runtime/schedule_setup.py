@@ -102,6 +102,12 @@ class Scheduler:
             self.continuations.configure(self.live.current.cache)
             self.continuations.remember(tokens, n_prompt, cuts)
 
+    def reset(self) -> None:
+        """The next request finds no known continuations and full stakes."""
+        self.continuations.clear()
+        for proposer in self._proposers.values():
+            proposer.left = None
+
     def check(self, options: SpeculationOptions | None) -> None:
         """Refuse a request that `speculator` would refuse, before anything runs.
 
@@ -135,15 +141,18 @@ class Scheduler:
             kind = self._manifest.draft.kind
             stats.speculation_reason = self._draft_failure or f"the bundle offers no draft of kind {kind!r}"
             return None
+        by_costs = config.policy in ("calibrated", "batched")
+        refresh = by_costs and config.calibrated.refresh_costs
         proposers = []
         for name in kinds:
             costs, stats.costs = costs_for(config, self._settings, name, n_prompt, self._costs.get(name))
             costs.age()
             self._costs[name] = costs
-            proposers.append((self._proposer(name, n_prompt), costs))
+            proposer = self._proposer(name, n_prompt)
+            if not refresh:
+                proposer.left = None  # decisions depend on no request before
+            proposers.append((proposer, costs))
         stats.speculation = "+".join(kinds)
-        by_costs = config.policy in ("calibrated", "batched")
-        refresh = by_costs and config.calibrated.refresh_costs
         return Speculator(proposers, options, self.live, n_prompt, refresh, traced=traced)
 
     def _kinds(self, options: SpeculationOptions) -> list[ProposerKind]:
