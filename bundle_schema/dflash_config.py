@@ -93,8 +93,9 @@ class CalibratedPolicy(StrictModel):
             the target's own weights have their own.
         prior_rounds: how many observed rounds the prior is worth.
         min_gain: expected gain over plain decoding below which nothing is drafted: about the error of measured costs.
-        refresh_costs: follow the costs measured at run time, from the curve of the device or an assumed one. Decisions
-            then depend on a clock; without it they are the same on every run.
+        refresh_costs: follow the costs measured at run time, from the curve of the device or an assumed one, and start
+            a draft model's request with what the one before left it to lose. Decisions then depend on a clock; without
+            it they are the same on every run.
     """
 
     decay: Share = 0.025

@@ -24,7 +24,7 @@ from dsc.runtime.host import choose_threads
 _NBYTES = {Precision.FP32: 4.0, Precision.FP16: 2.0, Precision.INT8: 1.125, Precision.INT4: 0.625}
 _NBYTES_IN_INT16 = 2.125
 _KINDS_IN_INT16 = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q8_0"})
-"""GGML types whose floats, as good as always, are 16-bit numbers and a scale a block: see the pass weights-in-int16."""
+"""GGML types whose floats, as a rule, are 16-bit numbers and a scale a block: see the pass weights-in-int16."""
 
 
 def dry_run_report(request: CompileRequest) -> dict[str, Any]:
@@ -168,7 +168,8 @@ def _read_config(path: Path) -> tuple[Any, int, int, int | None]:
 
         file = open_gguf(path)
         n_parameters = sum(prod(tensor.shape) for tensor in file.tensors)
-        n_in_int16 = sum(prod(tensor.shape) for tensor in file.tensors if tensor.kind in _KINDS_IN_INT16)
+        matrices = [tensor for tensor in file.tensors if len(tensor.shape) == 2]
+        n_in_int16 = sum(prod(matrix.shape) for matrix in matrices if matrix.kind in _KINDS_IN_INT16)
         return gguf_config(file).get_text_config(decoder=True), n_parameters, n_in_int16, path.stat().st_size
     import torch
     from transformers import AutoModelForCausalLM

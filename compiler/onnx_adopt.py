@@ -12,6 +12,7 @@ from dsc.compiler.onnx_external import read_onnx
 from dsc.compiler.onnx_facts import StatedFacts, adopted_info, cache_heads, read_files
 from dsc.compiler.onnx_ports import cache_names, find_ports
 from dsc.compiler.onnx_wrap import infer_types, to_pools, upgrade_operators
+from dsc.passes.float_weights import FloatWeightsPass
 from dsc.passes.quantize_weights import DEPENDS_ON_OTHERS, scaled_over_the_tensor
 
 
@@ -32,6 +33,7 @@ def adopt_onnx(path: Path, stated: StatedFacts = StatedFacts()) -> ExportedModel
     where = str(path)
     files = read_files(path.absolute().parent)
     model = read_onnx(path)
+    FloatWeightsPass()(model)
     _refuse_dynamic_quantisation(model, where)
     for value in [value for value in model.graph.inputs if str(value.name) in model.graph.initializers]:
         model.graph.inputs.remove(value)  # older graphs list their constants among the inputs

@@ -20,9 +20,8 @@ from dsc.passes.graph_edit import MICROSOFT, attribute, input_at, is_op, is_weig
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_BLOCK_OPERATORS = {"MatMulNBits": 5, "BlockMatMul": 4, "InterleavedMatMul": 4, "InterleavedMatMulSkipNorm": 4}
-"""Products whose matrix is rounded -> the input after it."""
-_PACKED_OPERATORS = {**_BLOCK_OPERATORS, "Int16MatMul": 3, "Int16MatMulSkipNorm": 3}
+_PACKED_OPERATORS = {"MatMulNBits": 5, "BlockMatMul": 4, "InterleavedMatMul": 4, "InterleavedMatMulSkipNorm": 4}
+"""Products whose matrix is blocks -> the input after it."""
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
 
 
@@ -253,7 +252,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _n_parameters(graph: ir.Graph) -> int:
-    """Weights; those that are packed are counted by the product's own width and depth."""
+    """Weights; those that are packed several to a byte are counted by the product's own width and depth."""
     packed = [node for node in graph.all_nodes() if node.op_type in _PACKED_OPERATORS]
     matrices = [value for node in packed for value in node.inputs[1 : _PACKED_OPERATORS[node.op_type]]]
     inside = {id(value) for value in matrices if value is not None}
@@ -267,7 +266,7 @@ def _n_parameters(graph: ir.Graph) -> int:
 
 def _stored_as(graph: ir.Graph) -> str:
     """How the weights are stored, in words; ``none`` when all are float32."""
-    bits = sorted({attribute(node, "bits", 4) for node in graph.all_nodes() if node.op_type in _BLOCK_OPERATORS})
+    bits = sorted({attribute(node, "bits", 4) for node in graph.all_nodes() if node.op_type in _PACKED_OPERATORS})
     words = [f"blocks of {width}-bit integers" for width in bits]
     kinds = {value.dtype.name for value in graph.initializers.values() if value.dtype is not None}
     words += [kind.lower() for kind in ("FLOAT16", "BFLOAT16") if kind in kinds]

@@ -1,4 +1,7 @@
-"""`DenseMatMul`: activations times a float weight stored as in checkpoints, a row for a column of the result."""
+"""`DenseMatMul`: activations times a float weight stored as in checkpoints, a row for a column of the result.
+
+A weight in bfloat16 stands for the floats that it is worth: products and sums are those of float32.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
-from dsc.kernels.function_text import parse_function
+from dsc.kernels.function_text import function_by_type, parse_function
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -53,12 +56,16 @@ DENSE_MATMUL = KernelContract(
 DENSE_PRODUCT = "y = com.microsoft.FusedMatMul <transB = 1> (x, weight)"
 """The node that gives `y`, in a function's text."""
 
+WIDENED = "weight = Cast <to = 1> (halves)"
+"""What comes before it where the weight is held in bfloat16."""
 
-def function_body() -> ir.Function:
-    """The operator as onnxruntime's own product."""
-    return parse_function(f"DenseMatMul (x, weight) => (y) {{ {DENSE_PRODUCT} }}", microsoft=True)
+
+def function_body(halves: bool = False) -> ir.Function:
+    """The operator as onnxruntime's own product; `halves`: of a weight in bfloat16."""
+    weight, first = ("halves", WIDENED) if halves else ("weight", "")
+    return parse_function(f"DenseMatMul (x, {weight}) => (y) {{ {first} {DENSE_PRODUCT} }}", microsoft=True)
 
 
 def function_for(node: ir.Node) -> ir.Function:
-    """The body of a node: there is one only."""
-    return function_body()
+    """The body that fits the type of a node's weight; their overloads differ."""
+    return function_by_type(node, function_body)

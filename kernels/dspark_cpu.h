@@ -77,13 +77,14 @@ typedef struct {
   float *y;
 } Int16Gather;
 
-/* y [rows, n] = x [rows, k] times the transposed weight [n, k]: floats, or those of `packed` where they are NULL. */
+/* y [rows, n] = x [rows, k] times the transposed weight [n, k]: floats, bfloat16, or those of `packed`; others are NULL. */
 typedef struct {
   int64_t rows, k, n;
   const float *x, *weight;
   Int16Matrix packed;
   float *y;
   int64_t y_step; /* floats from a row of y to the next */
+  const uint16_t *halves; /* bfloat16: the upper halves of floats whose lower ones are zeros */
 } DenseMatMul;
 
 /* Attention of `rows` new rows per sequence over a pool that holds the rows before them and receives the new ones.

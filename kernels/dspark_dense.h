@@ -18,9 +18,11 @@ typedef void DenseItem(void *op, size_t tile);
 
 DenseItem dspark_dense_avx2;
 DenseItem dspark_dense_avx512;  /* for more rows than dspark_dense_avx2 multiplies at once */
-DenseItem dspark_int16_avx2;    /* weights in 16 bits */
+DenseItem dspark_bfloat16_avx2; /* weights in 16 bits */
+DenseItem dspark_bfloat16_avx512;
+DenseItem dspark_int16_avx2;
 DenseItem dspark_int16_avx512;
-DenseItem dspark_copied_avx512; /* the same for many rows; COPIED_COLUMNS must fit into a tile of floats */
+DenseItem dspark_copied_avx512; /* either for many rows; k is a multiple of 8, and COPIED_COLUMNS fit into a tile of floats */
 
 enum { NARROW_ROWS = 6 };
 

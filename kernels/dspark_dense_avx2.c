@@ -1,40 +1,14 @@
 /* Tiles of a float product on vectors of eight lanes. */
-#include "dspark_cpu.h"
+#include "dspark_narrow.h"
 
-#include <immintrin.h>
-
-#define CODE AVX2_CODE
-#define INLINE AVX2_INLINE
-#define ITEM dspark_dense_avx2
 #define WEIGHTS weight
-#define UNIT 1
-#define PAIR 1
-#define ROWS 6
-#define CASES CASE(1, 4) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
+#define ITEM dspark_dense_avx2
 
 typedef float Weight;
-typedef __m256 Floats;
-
-/* Keeps the compiler from loading a value once for every use: loads are what limits the loop. */
-AVX2_INLINE __m256 load_row(const float *from, int64_t count) {
-  __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  __m256 value = count >= 8 ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, mask);
-  __asm__("" : "+x"(value));
-  return value;
-}
-
-AVX2_INLINE __m256 load_scales(const float *scales, int64_t at) {
-  (void)scales, (void)at;
-  return _mm256_setzero_ps();
-}
 
 AVX2_INLINE __m256 load_columns(const float *from, int64_t step, int64_t count, __m256 scales) {
   (void)step, (void)scales;
   return load_row(from, count);
 }
-
-AVX2_INLINE __m256 fused(__m256 a, __m256 b, __m256 sum) { return _mm256_fmadd_ps(a, b, sum); }
-
-AVX2_INLINE __m256 column(const __m256 *sums, int c) { return sums[c]; }
 
 #include "dspark_dense_tile.h"

@@ -18,13 +18,13 @@ static OrtStatus *run_product(const Node *node, OrtKernelContext *context, size_
   return NULL;
 }
 
-/* ---- floats: x, weight ---- */
+/* ---- floats: x, weight; each operator twice, as the weight may be in bfloat16 ---- */
 
-static OrtStatus *create_dense_skip_norm(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info,
-                                         void **out) {
-  (void)op;
-  Node node = {.api = api};
-  TRY(ort_attribute_float(api)(info, "epsilon", &node.epsilon));
+static int in_bfloat16(const OrtCustomOp *op, size_t i) { (void)op; return i == 1 ? ORT_BFLOAT16 : ORT_FLOAT; }
+
+static OrtStatus *create_dense(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **out) {
+  Node node = {.api = api, .bits = op->input_type == in_bfloat16 ? 16 : 32};
+  if (op->output_count(op) == 2) TRY(ort_attribute_float(api)(info, "epsilon", &node.epsilon));
   return keep_node(node, out);
 }
 
@@ -33,7 +33,11 @@ static OrtStatus *dense_product(const Node *node, OrtKernelContext *context, siz
   Tensor weight;
   TRY(read_input(api, context, 1, &weight));
   REQUIRE(api, weight.rank == 2 && weight.dims[1] > 0, "ai.dspark: a float weight must be [N, K]");
-  DenseMatMul op = {.n = weight.dims[0], .k = weight.dims[1], .weight = weight.data};
+  DenseMatMul op = {.n = weight.dims[0], .k = weight.dims[1]};
+  if (node->bits == 16)
+    op.halves = weight.data;
+  else
+    op.weight = weight.data;
   return run_product(node, context, index, op, y);
 }
 
@@ -115,11 +119,14 @@ static int int16_type(const OrtCustomOp *op, size_t i) { (void)op; return i == 1
 static int int16_gather_type(const OrtCustomOp *op, size_t i) { return i == 0 ? ORT_INT64 : int16_type(op, i); }
 
 static const OrtCustomOp operators[] = {
-    {SHARED, .name = dense_matmul_name, .create_kernel_v2 = create_plain, .compute_v2 = compute_dense_matmul,
+    {SHARED, .name = dense_matmul_name, .create_kernel_v2 = create_dense, .compute_v2 = compute_dense_matmul,
      .input_type = floats, .input_kind = required, .input_count = two, .output_count = one},
-    {SHARED, .name = dense_skip_norm_name, .create_kernel_v2 = create_dense_skip_norm,
-     .compute_v2 = compute_dense_skip_norm, .input_type = floats, .input_kind = required, .input_count = four,
-     .output_count = two},
+    {SHARED, .name = dense_matmul_name, .create_kernel_v2 = create_dense, .compute_v2 = compute_dense_matmul,
+     .input_type = in_bfloat16, .input_kind = required, .input_count = two, .output_count = one},
+    {SHARED, .name = dense_skip_norm_name, .create_kernel_v2 = create_dense, .compute_v2 = compute_dense_skip_norm,
+     .input_type = floats, .input_kind = required, .input_count = four, .output_count = two},
+    {SHARED, .name = dense_skip_norm_name, .create_kernel_v2 = create_dense, .compute_v2 = compute_dense_skip_norm,
+     .input_type = in_bfloat16, .input_kind = required, .input_count = four, .output_count = two},
     {SHARED, .name = int16_matmul_name, .create_kernel_v2 = create_int16, .compute_v2 = compute_int16_matmul,
      .input_type = int16_type, .input_kind = required, .input_count = three, .output_count = one},
     {SHARED, .name = int16_skip_norm_name, .create_kernel_v2 = create_int16, .compute_v2 = compute_int16_skip_norm,

@@ -14,9 +14,13 @@
  */
 #include "dspark_dense.h"
 
-enum { LANES = 8, STEP = BLOCK / LANES, LINE = 64 / sizeof(Weight), VECTORS = COLUMNS / PAIR };
+enum { LANES = 8, LINE = 64 / sizeof(Weight), VECTORS = COLUMNS / PAIR };
 
-/* What one pass fetches for each STEP * LANES weights of a column: some of their two lines, `ahead` floats further. */
+#ifndef LINES
+#define LINES (BLOCK * UNIT / LINE)
+#endif
+
+/* What one pass fetches for each STEP * LANES weights of a column: some of their two lines, `ahead` weights further. */
 typedef struct {
   int64_t ahead;
   int lines;
@@ -62,7 +66,8 @@ INLINE void multiply_tile(const DenseMatMul *op, int64_t row, int64_t u, int64_t
   int64_t at = 0, k = op->k, step = apart * UNIT * k;
   for (; at + BLOCK <= k; at += BLOCK) {
     for (int c = 0; c < columns / UNIT; c++) fetch_lines(later + c * step + at * UNIT, fetch.lines);
-    for (int v = 0; v < columns / PAIR; v++) factors[v] = load_scales(op->packed.scales, (u * UNIT * k + v * step + at * UNIT) / BLOCK);
+    for (int v = 0; v < columns / PAIR; v++)
+      factors[v] = load_scales(op->packed.scales, (u * UNIT * k + v * step + at * UNIT) / BLOCK);
     for (int64_t i = at; i < at + BLOCK; i += LANES)
       add_products(x + i, w + i * UNIT, factors, k, step, LANES, rows, columns, sums);
   }
@@ -84,16 +89,17 @@ INLINE void multiply_rows(const DenseMatMul *op, int64_t row, int64_t first, int
   for (u = first + apart * (columns / UNIT); u < last; u++) multiply_tile(op, row, u, 0, rows, PAIR, fetch);
 }
 
-/* A single pass fetches all of the next tile, the first two of several half of it each; one row of floats is slower so. */
+/* A single pass fetches all of the next tile, the first ones of several a line each; one row of floats is slower so. */
 static Fetch to_fetch(const DenseMatMul *op, int64_t width, int pass) {
   int64_t tile = width * op->k;
-  if (op->rows > ROWS) return (Fetch){pass == 1 ? tile + LINE : tile, pass < 2};
-  return (Fetch){tile, UNIT == 1 && op->rows == 1 ? 0 : 2};
+  if (op->rows > ROWS) return (Fetch){pass == 1 ? tile + LINE : tile, pass < LINES};
+  return (Fetch){tile, sizeof(Weight) == sizeof(float) && op->rows == 1 ? 0 : LINES};
 }
 
 CODE void ITEM(void *argument, size_t tile) {
   const DenseMatMul *op = argument;
-  int64_t width = tile_width(op->k, sizeof(Weight)), first = (int64_t)tile * width, last = first + width < op->n ? first + width : op->n;
+  int64_t width = tile_width(op->k, sizeof(Weight)), first = (int64_t)tile * width;
+  int64_t last = first + width < op->n ? first + width : op->n;
   int pass = 0;
   for (int64_t row = 0, rows; row < op->rows; row += rows, pass++) {
     Fetch fetch = to_fetch(op, width, pass);

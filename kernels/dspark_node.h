@@ -21,7 +21,7 @@ typedef struct {
 /* One node: the runtime's table and the node's attributes. */
 typedef struct {
   const OrtApi *api;
-  int64_t bits, k, n;    /* an interleaved matrix */
+  int64_t bits, k, n;    /* a matrix: those of its weights, and its sizes */
   float epsilon;         /* of a normalisation */
   float scale, softcap;  /* VerifyAttention */
   int64_t window, heads, kv_heads;

@@ -26,7 +26,7 @@ typedef struct {
   const char *(*get_version)(void);
 } OrtApiBase;
 
-enum { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT16 = 5, ORT_INT32 = 6, ORT_INT64 = 7, ORT_BOOL = 9 };
+enum { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT16 = 5, ORT_INT32 = 6, ORT_INT64 = 7, ORT_BOOL = 9, ORT_BFLOAT16 = 16 };
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };
 

@@ -24,6 +24,17 @@ INLINE __m512 load_two(const float *from, const float *next, int64_t count) {
   return _mm512_insertf32x8(_mm512_castps256_ps512(load_eight(from, count)), load_eight(next, count), 1);
 }
 
+INLINE __m128i load_halves(const uint16_t *from, int64_t count) {
+  uint16_t last[8] = {0};
+  for (int64_t i = 0; count < 8 && i < count; i++) last[i] = from[i];
+  return _mm_loadu_si128((const __m128i *)(count < 8 ? last : from));
+}
+
+INLINE __m512 load_two_halves(const uint16_t *from, const uint16_t *next, int64_t count) {
+  __m256i two = _mm256_set_m128i(load_halves(next, count), load_halves(from, count));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(two), 16));
+}
+
 INLINE __m512 load_two_scales(const float *scales) {
   return _mm512_mask_broadcastss_ps(_mm512_set1_ps(scales[0]), 0xff00, _mm_load_ss(scales + 1));
 }

@@ -35,3 +35,12 @@ def function_by_mins(node: ir.Node, body: Callable[[bool], ir.Function]) -> ir.F
     function = body(has_mins)
     function.overload = "mins" if has_mins else "plain"
     return function
+
+
+def function_by_type(node: ir.Node, body: Callable[[bool], ir.Function]) -> ir.Function:
+    """`body` for a weight in bfloat16 or in float32, whichever a node's second input is; their overloads differ."""
+    weight = node.inputs[1]
+    halves = weight is not None and weight.dtype is not None and weight.dtype.name == "BFLOAT16"
+    function = body(halves)
+    function.overload = "bfloat16" if halves else ""
+    return function

@@ -1,8 +1,9 @@
 """Float matrices in half their room, without a loss: a 16-bit number for each weight, a scale for each block of 32.
 
-A block of a quantised checkpoint stands for multiples of one number: 4-bit codes ``d * q + m`` with d and m in half
-precision lie on a grid of at most 2^16 steps, 8-bit codes ``d * q`` on one of 2^8. So the floats of such a checkpoint
-are 16-bit numbers times a scale, exactly. The floats alone show whether they are, wherever they come from.
+A block of a quantised checkpoint stands for multiples of one number: 8-bit codes ``d * q`` lie on a grid of 2^8 steps,
+4-bit codes ``d * q + m`` with d and m in half precision on one of 2^16 unless m is much larger than d. So the floats
+of such a checkpoint are, as a rule, 16-bit numbers times a scale, exactly but for the sign of zeros, which no sum of
+products shows. The floats alone tell whether they are, wherever they come from.
 
 Layout: eight numbers of a column and eight of the next in turn, a column being a row of the matrix [N, K]; where the
 number of columns is odd, zeros fill up the last pair.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Mapping[str, Array], attributes: Mapping[str, Any]) -> dict[str, Array]:
-    """rows [.., K] = row `ids` [..] of the weight [N, K]."""
+    """rows [.., K] = row `ids` [..], each 0 .. N - 1, of the weight [N, K]."""
     weight = unpack(inputs["codes"], inputs["scales"], 2 * len(inputs["codes"]))
     return {"rows": weight[inputs["ids"]]}
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
-from dsc.kernels.dense_matmul import DENSE_MATMUL, DENSE_PRODUCT
-from dsc.kernels.function_text import function_by_mins, parse_function
+from dsc.kernels.dense_matmul import DENSE_MATMUL, DENSE_PRODUCT, WIDENED
+from dsc.kernels.function_text import function_by_mins, function_by_type, parse_function
 from dsc.kernels.int16_matmul import INT16_MATMUL, INT16_PRODUCT
 from dsc.kernels.interleaved_matmul import INTERLEAVED_MATMUL, interleaved_product
 
@@ -70,10 +70,11 @@ INT16_MATMUL_SKIP_NORM = _contract(INT16_MATMUL)
 INTERLEAVED_MATMUL_SKIP_NORM = _contract(INTERLEAVED_MATMUL)
 
 
-def dense_body() -> ir.Function:
-    """The operator as onnxruntime's own product, addition and normalisation."""
-    head = "DenseMatMulSkipNorm <epsilon> (x, weight, skip, gain) => (normed, sum)"
-    return parse_function(f"{head} {{ {DENSE_PRODUCT} {_ENDING} }}", microsoft=True)
+def dense_body(halves: bool = False) -> ir.Function:
+    """The operator as onnxruntime's own product, addition and normalisation; `halves`: of a weight in bfloat16."""
+    weight, first = ("halves", WIDENED) if halves else ("weight", "")
+    head = f"DenseMatMulSkipNorm <epsilon> (x, {weight}, skip, gain) => (normed, sum)"
+    return parse_function(f"{head} {{ {first} {DENSE_PRODUCT} {_ENDING} }}", microsoft=True)
 
 
 def int16_body() -> ir.Function:
@@ -91,6 +92,6 @@ def interleaved_body(has_mins: bool = False) -> ir.Function:
 
 def function_for(node: ir.Node) -> ir.Function:
     """The body that fits a node's operator and inputs."""
-    bodies = {"DenseMatMulSkipNorm": dense_body, "Int16MatMulSkipNorm": int16_body}
-    body = bodies.get(node.op_type)
-    return function_by_mins(node, interleaved_body) if body is None else body()
+    if node.op_type == "DenseMatMulSkipNorm":
+        return function_by_type(node, dense_body)
+    return int16_body() if node.op_type == "Int16MatMulSkipNorm" else function_by_mins(node, interleaved_body)

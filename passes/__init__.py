@@ -6,6 +6,7 @@ ALL_PASSES: dict[str, str] = {
     "attach-bodies": "dsc.passes.attach_bodies:AttachBodiesPass",
     "constant-shapes": "dsc.passes.constant_shapes:ConstantShapesPass",
     "eliminate-common-subexpressions": "dsc.passes.eliminate_common_subexpressions:EliminateCommonSubexpressionsPass",
+    "float-weights": "dsc.passes.float_weights:FloatWeightsPass",
     "fold-constants": "dsc.passes.fold_constants:FoldConstantsPass",
     "fuse-dense-matmul": "dsc.passes.fuse_dense_matmul:FuseDenseMatMulPass",
     "fuse-matmul-skip-norm": "dsc.passes.fuse_matmul_skip_norm:FuseMatMulSkipNormPass",
@@ -33,6 +34,7 @@ ALL_PASSES: dict[str, str] = {
     "to-bfloat16": "dsc.passes.to_bfloat16:ToBfloat16Pass",
     "to-float16": "dsc.passes.to_float16:ToFloat16Pass",
     "weights-by-rows": "dsc.passes.weights_by_rows:WeightsByRowsPass",
+    "weights-in-bfloat16": "dsc.passes.weights_in_bfloat16:WeightsInBfloat16Pass",
     "weights-in-int16": "dsc.passes.weights_in_int16:WeightsInInt16Pass",
 }
 """Every pass by its name, as ``module:Class``; the modules are imported when a pass is asked for."""

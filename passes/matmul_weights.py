@@ -39,10 +39,7 @@ class MatMulWeight:
 
     def rows(self) -> npt.NDArray[Any]:
         """W as [n, k]; a view where the initializer's layout allows it."""
-        tensor = self.value.const_value
-        if tensor is None:
-            raise ValueError(f"initializer {self.name} lost its content")
-        array = tensor.numpy()
+        array = content(self.value).numpy()
         return array if self.by_rows else array.T
 
 
@@ -94,11 +91,16 @@ class TransposedTensor(ir.LazyTensor):
         self.source = source
 
 
+def content(value: ir.Value) -> ir.TensorProtocol:
+    """The tensor of an initializer."""
+    if value.const_value is None:
+        raise ValueError(f"initializer {value.name!r} lost its content")
+    return value.const_value
+
+
 def store_transposed(value: ir.Value) -> None:
     """Turn the matrix of an initializer over; twice is what it was. Its users are the caller's to change."""
-    tensor = value.const_value
-    if tensor is None:
-        raise ValueError(f"initializer {value.name!r} lost its content")
+    tensor = content(value)
     value.const_value = tensor.source if isinstance(tensor, TransposedTensor) else TransposedTensor(tensor)
     value.shape = ir.Shape(tensor_dims(value.const_value))
 
@@ -109,3 +111,36 @@ def is_matrix_transpose(node: ir.Node) -> bool:
         return False
     perm = node.attributes.get("perm")
     return perm is not None and tuple(perm.value) == (1, 0)
+
+
+def row_matrices(graph: ir.Graph) -> Iterator[tuple[ir.Value, list[ir.Node]]]:
+    """Every constant matrix that a product or a gather reads, with its readers: products by its rows [n, k], gathers
+    of rows by 64-bit ids. No readers where something takes it in another way.
+    """
+    seen: set[ir.Value] = set()
+    for node in tuple(graph):
+        matrix = _matrix_of(node)
+        if matrix is None or matrix in seen:
+            continue
+        seen.add(matrix)
+        uses = list(matrix.uses())
+        by_rows = all(_reads_rows(user, index, matrix) for user, index in uses) and not matrix.is_graph_output()
+        yield matrix, [user for user, _ in uses] if by_rows else []
+
+
+def _matrix_of(node: ir.Node) -> ir.Value | None:
+    found = find_matmul_weight(node)
+    if found is not None:
+        return found.value
+    table = input_at(node, 0) if is_op(node, "Gather") else None
+    if table is None or not is_weight(table) or table.const_value is None:
+        return None
+    return table if len(table.const_value.shape) == 2 else None
+
+
+def _reads_rows(node: ir.Node, index: int, matrix: ir.Value) -> bool:
+    if is_op(node, "Gather"):
+        ids = node.inputs[1]
+        return index == 0 and not attribute(node, "axis", 0) and ids is not None and ids.dtype == ir.DataType.INT64
+    found = find_matmul_weight(node)
+    return found is not None and index == 1 and found.value is matrix and found.by_rows and found.transpose is None

@@ -66,12 +66,12 @@ def layout_passes(kernel_sets: Collection[Kernels], precision: Precision = "fp32
     """Passes after the shared ones: how matrices lie in a bundle that is for all of these sets of kernels.
 
     The native kernels read sixteen columns of quantised ones at once, and floats from 16 bits that are worth the same;
-    onnxruntime's on the CPU undo both when a graph is opened. Half precision starts from the floats themselves.
+    onnxruntime's on the CPU undo both, as a rule when a graph is opened. Half precision starts from the floats.
     """
     if "native" not in kernel_sets:
         return ()
     halves = precision in _HALVES or any(kernels.startswith("cuda") for kernels in kernel_sets)
-    return parse_pipeline("interleave-columns" if halves else "interleave-columns,weights-in-int16")
+    return parse_pipeline("interleave-columns" if halves else "interleave-columns,weights-in-bfloat16,weights-in-int16")
 
 
 def kernel_passes(kernels: Kernels, precision: Precision = "fp32", max_positions: int = 8192) -> tuple[GraphPass, ...]:

@@ -76,7 +76,8 @@ class SpeculationAccount:
 
         Args:
             looked: steps that looking for a proposal took.
-            draft: what one draft that fails would cost; looking leaves as much, or nothing could ever be tried again.
+            draft: what one draft that fails would cost, with what has to be read first; looking leaves as much, or
+                nothing could ever be tried again.
         """
         self._wait = max(self._wait - 1, 0)
         earned = (accepted + 1) * (1 + self.allowance)
@@ -85,10 +86,10 @@ class SpeculationAccount:
         if drafted and self._probing:
             self._settle_probe(accepted)
 
-    def rest(self, rounds: int) -> None:
-        """As `settle` of so many plain rounds."""
-        self._wait = max(self._wait - rounds, 0)
-        self.balance = min(self.balance + rounds * self.allowance, _CEILING)
+    def rest(self) -> None:
+        """As `settle` of a plain round of a cool-down."""
+        self._wait = max(self._wait - 1, 0)
+        self.balance = min(self.balance + self.allowance, _CEILING)
 
     def _settle_probe(self, accepted: int) -> None:
         self._probing -= 1

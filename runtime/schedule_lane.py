@@ -77,6 +77,8 @@ class Lane:
         self._late_costs = self.live_costs.costs(late=True)
         self._late_table = round_table(self._late_costs)
         self._look_cost = LOOK_MS / self.live_costs.verify_ms()[0]
+        reading = self._late_costs.catch_up(LATE_TOKENS) if self.proposer.reads else 0.0
+        self._least = self._table[1] - 1 + reading  # what one draft takes
 
     def offer(self, tokens: Sequence[int], room: int, generated: int = 0, rate: float = 1.0) -> Offer | str:
         """What it can do now, or why nothing.
@@ -175,7 +177,7 @@ class Lane:
         if self.account is not None:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0
-            self.account.settle(drafted if used else 0, accepted, cost, self._looked, self._table[1] - 1)
+            self.account.settle(drafted if used else 0, accepted, cost, self._looked, self._least)
             self._keep(self.account)
         self._looked = 0.0  # the next round may not look
 
@@ -184,11 +186,11 @@ class Lane:
         """Rounds for which it will offer nothing."""
         return self.account.waiting if self.account is not None else 0
 
-    def rest(self, rounds: int) -> None:
-        """As `settle` of so many rounds without drafts."""
-        self._rounds += rounds
+    def rest(self) -> None:
+        """As `settle` of a round without drafts while it waits."""
+        self._rounds += 1
         if self.account is not None:
-            self.account.rest(rounds)
+            self.account.rest()
             self._keep(self.account)
 
     def _keep(self, account: SpeculationAccount) -> None:

@@ -1,7 +1,8 @@
 """Decides, before each round, who drafts and how many tokens, and learns from how it went.
 
 Decisions depend on the tokens and on costs measured beforehand: the same bundle, prompt and seed take the same
-decisions on every run. Only where the configuration says so are the costs corrected by a clock.
+decisions on every run. Only where the configuration says so are the costs corrected by a clock, and what a draft model
+may still lose is carried from one request to the next.
 """
 
 from __future__ import annotations
@@ -178,12 +179,12 @@ class Speculator:
         self._meter = meter or SignalMeter(config, n_prompt)
         self._traced = traced
         self._history = _NO_HISTORY
-        self._plain = self._followed = 0  # rounds in a row without drafts; rounds by which costs were corrected
+        self._plain = self._followed = 0  # rounds without drafts, and rounds by which costs were corrected
         self._n_prompt = n_prompt
         self._tokens = self._steps = _RATE_PRIOR  # committed, and what they cost, by the measured costs
         self._used: Lane | None = None
         self._unpaid = 0  # rounds in a row whose offers were not worth a draft
-        self._rest = self._resting = 0  # rounds of a rest, and those of them that are still to come
+        self._resting = 0  # rounds to come for which every lane waits
         threshold = config.cache.semantic_cut
         self._continuations = [p for p, _ in proposers if isinstance(p, ContinuationProposer)]
         self._cutter = SemanticCut(threshold) if self._continuations and threshold > -1 else None
@@ -221,7 +222,7 @@ class Speculator:
         """What to draft after `tokens`, decided by what is known before anything is drafted."""
         self._live.poll()
         if self._version != self._live.version:
-            self._wake()
+            self._resting = 0
             self._configure()
         self._used = None
         if self._resting:
@@ -235,7 +236,7 @@ class Speculator:
         offers = [offer for offer in found if isinstance(offer, Offer)]
         if not offers:
             if not self.reads_signals:
-                self._rest = self._resting = min(lane.waiting for lane in self._lanes)
+                self._resting = min(lane.waiting for lane in self._lanes)
             return Intent(reason=next(why for why in found if isinstance(why, str)), signals=signals)
         choice = self._policy.choose(offers, signals or NO_SIGNALS, self._history)
         self._unpaid = self._unpaid + 1 if choice.reason == UNPAID else 0
@@ -287,19 +288,14 @@ class Speculator:
             # While all wait there is nothing to decide; after a forward the caches hold little, and each look at a
             # lane took a hundredth of an int4 step.
             self._resting -= 1
-            if not self._resting:
-                self._wake()
+            self._tokens += 1
+            self._steps += 1
+            for lane in self._lanes:
+                lane.rest()
         else:
             self._learn(proposed, accepted)
         if self._refresh and times is not None:
             self._follow(times, proposed)
-
-    def _wake(self) -> None:
-        rested, self._rest, self._resting = self._rest - self._resting, 0, 0
-        self._tokens += rested
-        self._steps += rested
-        for lane in self._lanes:
-            lane.rest(rested)
 
     def _learn(self, proposed: int, accepted: int) -> None:
         self._tokens += accepted + 1
@@ -312,8 +308,8 @@ class Speculator:
 
     def _follow(self, times: RoundTimes, proposed: int) -> None:
         """Correct the costs; what they mean for decisions is worked out every few rounds. Plain ones differ little."""
-        self._plain = 0 if proposed else self._plain + 1
-        if self._plain % _PLAIN_SAMPLE:
+        self._plain += not proposed
+        if not proposed and self._plain % _PLAIN_SAMPLE:
             return
         self._followed += 1
         for lane in self._lanes:

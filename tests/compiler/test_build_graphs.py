@@ -157,6 +157,7 @@ def test_a_users_pipeline_replaces_the_shared_passes():
     assert [run.spec for run in built.reports["target"].runs] == [
         "fold-constants",
         "interleave-columns",
+        "weights-in-bfloat16",
         "weights-in-int16",
     ]
     native = built.part.graphs[1].model

@@ -145,6 +145,26 @@ def test_a_request_starts_with_what_the_one_before_has_left():
     assert sum(lost[1:]) <= 0.03 * 7 * 64
 
 
+def test_what_was_lost_is_earned_again_though_looking_costs_more_than_a_token_earns():
+    reader, tried = Reader(), []
+    fast = tuple(ms / 6 for ms in VERIFY_MS)  # looking takes 0.018 of a step, a token earns 0.01
+    for _ in range(12):
+        costs = LiveCosts(fast, [ms / 6 for ms in DRAFT_MS], 0.0, 0.1, 0.1, late_ms=[ms / 6 for ms in LATE_MS])
+        made, tokens = Lane(0, reader, costs, DflashConfig(), 8, 1.0), [0] * 60
+        reader.rewind(0)
+        tried.append(0)
+        for _ in range(100):
+            offer = made.offer(tokens, 200, len(tokens) - 60, 1.0)
+            window = best_window(offer)[0] if isinstance(offer, Offer) else 0
+            drafted = len(made.draft(tokens, window)) if window else 0
+            made.settle(drafted, 0, used=drafted > 0)
+            tried[-1] += drafted > 0
+            reader.rewind(len(tokens))
+            tokens = [*tokens, 0]
+    assert tried[0] > 0
+    assert any(tried[3:]), tried
+
+
 def test_a_late_draft_needs_some_output_to_read():
     assert start_of(read_ms=1.0, n_tokens=100, room=100, generated=LATE_AFTER - 1) == "reading not covered"
     assert start_of(read_ms=1.0, n_tokens=50, room=100, generated=0) == "whole"

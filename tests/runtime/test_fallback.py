@@ -132,13 +132,13 @@ def test_looking_costs_nothing_lasting_where_steps_are_long():
 
 
 @given(st.integers(0, 40), st.floats(-1, 12))
-def test_a_rest_is_so_many_plain_rounds(rounds, balance):
+def test_a_rest_is_a_plain_round(rounds, balance):
     one, other = (SpeculationAccount(Fallback(), start=balance) for _ in range(2))
     for account in (one, other):
         account.admit([1.0, 99.0])  # begins a cool-down
     assert one.waiting > 0
-    one.rest(rounds)
     for _ in range(rounds):
+        one.rest()
         other.settle(0, 0, 1.0)
     assert one.waiting == other.waiting
     assert one.balance == pytest.approx(other.balance)

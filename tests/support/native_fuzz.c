@@ -30,7 +30,7 @@ static int multiply(void) {
 static int multiply_dense(void) {
   int64_t rows = between(0, 20), k = between(1, 300), n = between(1, 120);
   float *x = floats(rows * k), *weight = floats(n * k), *y = floats(rows * n);
-  DenseMatMul product = {rows, k, n, x, weight, {0}, y, n};
+  DenseMatMul product = {rows, k, n, x, weight, {0}, y, n, NULL};
   int bad = 0;
   dspark_dense_matmul(&product, &here);
   for (int64_t i = 0; i < rows * n; i++) bad |= !isfinite(y[i]);
@@ -38,7 +38,28 @@ static int multiply_dense(void) {
   return bad;
 }
 
-/* With 16-bit weights every result has the bits that the floats give. */
+/* With weights in bfloat16 every result has the bits that the floats give. */
+static int multiply_bfloat16(void) {
+  int64_t rows = between(0, 9) ? between(0, 20) : between(120, 140), k = between(1, 300), n = between(1, 120);
+  if (rows > 20) k = 8 * between(1, 40);
+  uint16_t *halves = malloc((size_t)(n * k) * sizeof *halves);
+  float *x = floats(rows * k), *weight = floats(n * k), *y = floats(rows * n), *wanted = floats(rows * n);
+  for (int64_t i = 0; i < n * k; i++) {
+    uint32_t bits;
+    memcpy(&bits, &weight[i], sizeof bits);
+    halves[i] = (uint16_t)(bits >> 16);
+    bits &= 0xffff0000;
+    memcpy(&weight[i], &bits, sizeof bits);
+  }
+  DenseMatMul product = {rows, k, n, x, NULL, {0}, y, n, halves}, dense = {rows, k, n, x, weight, {0}, wanted, n, NULL};
+  dspark_dense_matmul(&product, &here);
+  dspark_dense_matmul(&dense, &here);
+  int bad = memcmp(y, wanted, (size_t)(rows * n) * sizeof *y);
+  free(x), free(weight), free(halves), free(y), free(wanted);
+  return bad;
+}
+
+/* The same with 16-bit codes and scales. */
 static int multiply_int16(void) {
   int64_t rows = between(0, 9) ? between(0, 20) : between(120, 140), k = BLOCK * between(1, 12), n = between(1, 120);
   int64_t columns = (n + 1) / 2 * 2;
@@ -50,7 +71,7 @@ static int multiply_int16(void) {
   for (int64_t i = 0; i < n; i++) ids[i] = i;
   Int16Matrix packed = {k, n, codes, scales};
   Int16Gather gather = {packed, n, ids, weight};
-  DenseMatMul product = {rows, k, n, x, NULL, packed, y, n}, dense = {rows, k, n, x, weight, {0}, wanted, n};
+  DenseMatMul product = {rows, k, n, x, NULL, packed, y, n, NULL}, dense = {rows, k, n, x, weight, {0}, wanted, n, NULL};
   dspark_int16_gather(&gather, &here);
   dspark_dense_matmul(&product, &here);
   dspark_dense_matmul(&dense, &here);
@@ -137,7 +158,7 @@ int main(int count, char **arguments) {
   int rounds = count > 1 ? atoi(arguments[1]) : 100;
   srand(1);
   for (int i = 0; i < rounds; i++) {
-    if (multiply() || multiply_dense() || multiply_int16() || add_and_normalise() || attend() || attend_packed()) {
+    if (multiply() || multiply_dense() || multiply_bfloat16() || multiply_int16() || add_and_normalise() || attend() || attend_packed()) {
       printf("round %d: a result is not finite\n", i);
       return 1;
     }

@@ -32,10 +32,25 @@ static int same_dense(void) {
   int64_t rows = NARROW_ROWS + 1 + rand() % 40, k = 1 + rand() % 300, n = 1 + rand() % 120;
   float *x = floats(rows * k), *weight = floats(n * k);
   if (rand() % 5 == 0) x[rand() % (rows * k)] = rand() % 2 ? NAN : INFINITY;
-  DenseMatMul op = {rows, k, n, x, weight, {0}, NULL, n};
+  DenseMatMul op = {rows, k, n, x, weight, {0}, NULL, n, NULL};
   float *one = dense_product(&op, dspark_dense_avx2, sizeof(float));
   int equal = same_floats(&op, one, dense_product(&op, dspark_dense_avx512, sizeof(float)), "floats");
   free(x), free(weight), free(one);
+  return equal;
+}
+
+static int same_bfloat16(void) {
+  int64_t rows = 1 + rand() % 40, k = 1 + rand() % 300, n = 1 + rand() % 120;
+  float *x = floats(rows * k);
+  uint16_t *halves = malloc((size_t)(n * k) * sizeof *halves);
+  for (int64_t i = 0; i < n * k; i++) halves[i] = (uint16_t)(0x3e00 + rand() % 512 + (rand() % 2 << 15));
+  if (rand() % 5 == 0) x[rand() % (rows * k)] = rand() % 2 ? NAN : INFINITY;
+  DenseMatMul op = {rows, k, n, x, NULL, {0}, NULL, n, halves};
+  float *one = dense_product(&op, dspark_bfloat16_avx2, sizeof *halves);
+  int equal = same_floats(&op, one, dense_product(&op, dspark_bfloat16_avx512, sizeof *halves), "bfloat16");
+  if (k % 8 == 0)
+    equal &= same_floats(&op, one, dense_product(&op, dspark_copied_avx512, sizeof(float)), "bfloat16, copied");
+  free(x), free(halves), free(one);
   return equal;
 }
 
@@ -45,7 +60,7 @@ static int same_int16(void) {
   int16_t *codes = malloc((size_t)(columns * k) * sizeof *codes);
   for (int64_t i = 0; i < columns * k; i++) codes[i] = (int16_t)(rand() % 65535 - 32767);
   if (rand() % 5 == 0) x[rand() % (rows * k)] = rand() % 2 ? NAN : INFINITY;
-  DenseMatMul op = {rows, k, n, x, NULL, {k, n, codes, scales}, NULL, n};
+  DenseMatMul op = {rows, k, n, x, NULL, {k, n, codes, scales}, NULL, n, NULL};
   float *one = dense_product(&op, dspark_int16_avx2, sizeof *codes);
   int equal = same_floats(&op, one, dense_product(&op, dspark_int16_avx512, sizeof *codes), "16 bits") &&
               same_floats(&op, one, dense_product(&op, dspark_copied_avx512, sizeof(float)), "16 bits, copied");
@@ -75,7 +90,7 @@ int main(int argc, char **argv) {
   int wide = has_vnni() && __builtin_cpu_supports("avx512dq"), count = wide && argc > 1 ? atoi(argv[1]) : 0;
   srand(5);
   for (int i = 0; i < count; i++)
-    if (!(i % 4 == 0 ? same_dense() : i % 4 == 3 ? same_int16() : same_blocks(4 * (i % 4)))) return 1;
+    if (!same_dense() || !same_bfloat16() || !same_int16() || !same_blocks(4) || !same_blocks(8)) return 1;
   printf("%d\n", count);
   return 0;
 }
