@@ -35,6 +35,11 @@ INLINE __m512 load_two_halves(const uint16_t *from, const uint16_t *next, int64_
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(two), 16));
 }
 
+INLINE __m512 no_scales(const float *scales, int64_t at) {
+  (void)scales, (void)at;
+  return _mm512_setzero_ps();
+}
+
 INLINE __m512 load_two_scales(const float *scales) {
   return _mm512_mask_broadcastss_ps(_mm512_set1_ps(scales[0]), 0xff00, _mm_load_ss(scales + 1));
 }
