@@ -72,11 +72,11 @@ class Lane:
 
     def refresh(self) -> None:
         """Follow the live costs."""
-        self._costs = self.live_costs.costs()
-        self._table = round_table(self._costs)
-        self._late_costs = self.live_costs.costs(late=True)
-        self._late_table = round_table(self._late_costs)
         self._look_cost = LOOK_MS / self.live_costs.verify_ms()[0]
+        self._costs = self.live_costs.costs()
+        self._table = _with_looking(round_table(self._costs), self._look_cost)
+        self._late_costs = self.live_costs.costs(late=True)
+        self._late_table = _with_looking(round_table(self._late_costs), self._look_cost)
         reading = self._late_costs.catch_up(LATE_TOKENS) if self.proposer.reads else 0.0
         self._least = self._table[1] - 1 + reading  # what one draft takes
 
@@ -177,7 +177,8 @@ class Lane:
         if self.account is not None:
             # What other lanes won is not this lane's to lose; each token earns it the allowance alone.
             cost = self.cost if used else accepted + 1.0
-            self.account.settle(drafted if used else 0, accepted, cost, self._looked, self._least)
+            looked = 0.0 if used else self._looked  # a drafted round's cost has it
+            self.account.settle(drafted if used else 0, accepted, cost, looked, self._least)
             self._keep(self.account)
         self._looked = 0.0  # the next round may not look
 
@@ -196,6 +197,11 @@ class Lane:
     def _keep(self, account: SpeculationAccount) -> None:
         if self.proposer.reads:
             self.proposer.left = account.balance
+
+
+def _with_looking(table: Sequence[float], look: float) -> list[float]:
+    """The costs of rounds with `look` for each that drafts."""
+    return [table[0], *(cost + look for cost in table[1:])]
 
 
 def _with_reading(
