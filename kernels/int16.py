@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsc.kernels.block_matmul import BLOCK
 from dsc.kernels.contract import Array
 
-BLOCK = 32
 _LANES = 8
 _LARGEST = 2**15 - 1
 _CHUNK = 1 << 15  # blocks at a time, so that what is held besides the matrix stays small

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsc.kernels import dense_matmul
+from dsc.kernels.block_matmul import BLOCK
 from dsc.kernels.contract import Array, Axes, KernelContract, TensorRole
 from dsc.kernels.dense_matmul import DENSE_PRODUCT
 from dsc.kernels.function_text import parse_function
-from dsc.kernels.int16 import BLOCK, UNPACKING, pack_codes, pack_scales, unpack
+from dsc.kernels.int16 import UNPACKING, pack_codes, pack_scales, unpack
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dsc.kernels.int16 import BLOCK, exact_scales, pack_codes, pack_scales
+from dsc.kernels.block_matmul import BLOCK
+from dsc.kernels.int16 import exact_scales, pack_codes, pack_scales
 from dsc.passes.base import GraphPass, PassResult, Reason
 from dsc.passes.graph_edit import (
     DSPARK,
@@ -55,7 +56,6 @@ class WeightsInInt16Pass(GraphPass):
         skipped: list[Reason] = []
         for matrix, users in tuple(row_matrices(model.graph)):
             name, (_, k) = str(matrix.name), tensor_dims(content(matrix))
-            scales = None
             if not users:
                 skipped.append(Reason("1", name, "something else reads it, or not by its rows"))
             elif matrix.dtype != ir.DataType.FLOAT or k % BLOCK:

@@ -45,7 +45,7 @@ class Lane:
         self.configure(config, cap)
         start = None
         if proposer.reads:
-            full = model_start(self._table[self._cap], self._late_costs.catch_up(LATE_TOKENS))
+            full = model_start(self._table[self._cap], self._late_reading)
             start = full if proposer.left is None else min(proposer.left, full)
         elif not proposer.sizes_blocks:
             start = shared_start(self._table[1])
@@ -77,8 +77,8 @@ class Lane:
         self._table = _with_looking(round_table(self._costs), self._look_cost)
         self._late_costs = self.live_costs.costs(late=True)
         self._late_table = _with_looking(round_table(self._late_costs), self._look_cost)
-        reading = self._late_costs.catch_up(LATE_TOKENS) if self.proposer.reads else 0.0
-        self._least = self._table[1] - 1 + reading  # what one draft takes
+        self._late_reading = self._late_costs.catch_up(LATE_TOKENS) if self.proposer.reads else 0.0
+        self._least = self._table[1] - 1 + self._late_reading  # what one draft takes
 
     def offer(self, tokens: Sequence[int], room: int, generated: int = 0, rate: float = 1.0) -> Offer | str:
         """What it can do now, or why nothing.
