@@ -112,6 +112,7 @@ build/peers/installed: benchmarks/peers.txt
 
 bench: install model ## speed against plain decoding and the peers: tables, JSON and charts in build/bench
 	$(BIN)/python benchmarks/run.py --out build/bench
+	$(BIN)/python benchmarks/unpredictable.py build/bench/bundles/int4.dsmodel
 
 prove: install model ## 100 prompts x 128 tokens: speculative output equals plain output
 	$(BIN)/python benchmarks/prove.py --draft $(SMOLLM2) --out build/prove

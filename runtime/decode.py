@@ -8,9 +8,9 @@ first draft that fails, or a bonus when all hold. Any proposer may draft; the ou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ _NO_DRAFT = Draft()
 _NO_INTENT = Intent()
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the target made of a block: the first `accepted` drafts hold, then comes `next_token`."""
 
     accepted: int
@@ -94,8 +93,7 @@ def decode(run: Decoding) -> Iterator[list[int]]:
         yield speculative_step(run)
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """What a round asks of the target: to read what it has not read yet, and to judge drafts.
 
     Attributes:
@@ -157,7 +155,7 @@ def draft(run: Decoding, intent: Intent, window: int, spent: dict[str, float]) -
         with Phase(run, "propose"):
             drafts = run.speculator.draft(run.tokens, intent, window)
     stops = [i for i, token in enumerate(drafts.ids) if token in run.stop_ids]
-    drafts = replace(drafts, ids=drafts.ids[: stops[0] + 1]) if stops else drafts
+    drafts = drafts._replace(ids=drafts.ids[: stops[0] + 1]) if stops else drafts
     return Block(run.tokens[run.target.length :], drafts, spent)
 
 

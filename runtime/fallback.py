@@ -28,6 +28,10 @@ _CEILING = 12.0  # an early success must not pay for a long failure later, but m
 class SpeculationAccount:
     """What speculation may still lose in one request, in plain decoding steps.
 
+    Attributes:
+        balance: what it may lose now.
+        waiting: rounds that a cool-down still lasts.
+
     Args:
         config: the share of time that may be lost, and the lengths of cool-downs in rounds.
         start: what a request may lose before it has earned anything; for lookups as much as the allowance of a short
@@ -41,13 +45,8 @@ class SpeculationAccount:
         self.balance = SHORT_ANSWER * self.allowance if start is None else start
         self._config = config
         self._cooldown = config.cooldown_rounds
-        self._wait = 0
+        self.waiting = 0
         self._probing = 0
-
-    @property
-    def waiting(self) -> int:
-        """Rounds that a cool-down still lasts."""
-        return self._wait
 
     def admit(self, costs: Sequence[float], chance: float = 0.5) -> int:
         """The largest window that may be drafted now. Who stakes everything is out after the first mistake: drafts
@@ -59,7 +58,7 @@ class SpeculationAccount:
             costs: entry k is the cost of a round with k drafts; entry 0 is a plain round's.
             chance: that the first draft holds.
         """
-        if self._wait > 0 or len(costs) == 1:
+        if self.waiting > 0 or len(costs) == 1:
             return 0
         left = self.balance - (costs[1] - 1)
         if left < 0:
@@ -79,7 +78,7 @@ class SpeculationAccount:
             draft: what one draft that fails would cost, with what has to be read first; looking leaves as much, or
                 nothing could ever be tried again.
         """
-        self._wait = max(self._wait - 1, 0)
+        self.waiting = max(self.waiting - 1, 0)
         earned = (accepted + 1) * (1 + self.allowance)
         self.balance = min(self.balance + earned - cost, _CEILING)
         self.balance = max(self.balance - looked, min(self.balance, draft))
@@ -88,7 +87,7 @@ class SpeculationAccount:
 
     def rest(self) -> None:
         """As `settle` of a plain round of a cool-down."""
-        self._wait = max(self._wait - 1, 0)
+        self.waiting = max(self.waiting - 1, 0)
         self.balance = min(self.balance + self.allowance, _CEILING)
 
     def _settle_probe(self, accepted: int) -> None:
@@ -100,7 +99,7 @@ class SpeculationAccount:
             self._cooldown = self._config.cooldown_rounds
 
     def _cool_down(self) -> None:
-        self._wait = self._cooldown
+        self.waiting = self._cooldown
         self._probing = self._config.probe_rounds
 
 

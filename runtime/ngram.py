@@ -7,15 +7,14 @@ depends on the sequence's length. Keys are the tokens themselves: no two n-grams
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LONGEST_COUNTED_MATCH = 32
 _MOST_OCCURRENCES = 16  # looked at, newest first: what a lookup may cost is bounded on text that repeats itself
 _WEIGHT = 4.0  # of an occurrence for each token that it matches more
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """An earlier place where the sequence looked as its end looks now.
 
     Attributes:

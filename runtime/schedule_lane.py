@@ -45,10 +45,9 @@ class Lane:
         self.configure(config, cap)
         start = None
         if proposer.reads:
-            full = model_start(self._table[self._cap], self._late_reading)
-            start = full if proposer.left is None else min(proposer.left, full)
+            start = _lent(model_start(self._table[self._cap], self._late_reading), proposer.left)
         elif not proposer.sizes_blocks:
-            start = shared_start(self._table[1])
+            start = _lent(shared_start(self._table[1]), proposer.left, self._least)
         self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._looked_at: dict[str, int] = {}  # the round until which a kind's acceptance has faded
@@ -195,8 +194,13 @@ class Lane:
             self._keep(self.account)
 
     def _keep(self, account: SpeculationAccount) -> None:
-        if self.proposer.reads:
+        if not self.proposer.sizes_blocks:
             self.proposer.left = account.balance
+
+
+def _lent(full: float, left: float | None, least: float = 0.0) -> float:
+    """What a request may lose before it has earned anything: what the one before has `left` of `full`, or `least`."""
+    return full if left is None else min(max(left, least), full)
 
 
 def _with_looking(table: Sequence[float], look: float) -> list[float]:

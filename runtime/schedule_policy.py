@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dsc.bundle_schema.dflash_config import DflashConfig
 from dsc.runtime.acceptance import AcceptanceModel
@@ -18,8 +18,7 @@ from dsc.runtime.signals import Signals
 UNPAID = "does not pay"
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """What one proposer can do in the next round.
 
     Attributes:
@@ -38,8 +37,7 @@ class Offer:
     lookup: bool
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A policy's decision; window 0 is plain decoding."""
 
     offer: Offer | None = None

@@ -8,8 +8,7 @@ may still lose is carried from one request to the next.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,8 +88,7 @@ def speculation_options(request: SpeculationRequest) -> SpeculationOptions | Non
         raise RequestError(where, f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r}") from error
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """The drafts of one round, or why there are none.
 
     Attributes:
@@ -112,8 +110,7 @@ class Draft:
     history: History = _NO_HISTORY
 
 
-@dataclass(frozen=True)
-class Intent:
+class Intent(NamedTuple):
     """What a sequence would draft in the next round if it had the round to itself.
 
     Attributes:
@@ -131,8 +128,7 @@ class Intent:
 _RESTING, _RESTED = Intent(reason=COOL_DOWN), Draft(reason=COOL_DOWN)
 
 
-@dataclass(frozen=True)
-class RoundTimes:
+class RoundTimes(NamedTuple):
     """Milliseconds of one round: proposing, and the target's forward over `rows` rows."""
 
     rows: int
@@ -236,8 +232,8 @@ class Speculator:
         offers = [offer for offer in found if isinstance(offer, Offer)]
         if not offers:
             if not self.reads_signals:
-                self._resting = min(lane.waiting for lane in self._lanes)
-            return Intent(reason=next(why for why in found if isinstance(why, str)), signals=signals)
+                self._resting = min([lane.waiting for lane in self._lanes])
+            return Intent(reason=str(found[0]), signals=signals)
         choice = self._policy.choose(offers, signals or NO_SIGNALS, self._history)
         self._unpaid = self._unpaid + 1 if choice.reason == UNPAID else 0
         if choice.offer is None or choice.window == 0:

@@ -62,6 +62,15 @@ class Reader(DraftReading):
         return [0] * count
 
 
+class Sharer(Reader):
+    """A draft that finds all rows where the target has written them."""
+
+    reads = False
+
+    def lag(self, tokens, start=None):
+        return 0
+
+
 @given(st.lists(st.tuples(st.sampled_from(["draft", "plain", "restart", "back"]), st.integers(1, 300)), max_size=30))
 def test_what_counts_as_read_is_a_gapless_part_of_the_sequence(steps):
     reader, length = Reader(), 1
@@ -125,9 +134,9 @@ def test_no_draft_reads_more_than_a_request_may_lose():
     assert start_of(read_ms=1.0, n_tokens=100, room=100) == "late"
 
 
-def test_a_request_starts_with_what_the_one_before_has_left():
-    """Answers too short to earn what a draft model lost would else lose it again each time."""
-    reader, lost = Reader(), []
+def lost_in_answers(reader: Reader) -> list[float]:
+    """Plain steps lost in each of eight answers of 64 tokens, of which no draft holds."""
+    lost = []
     for _ in range(8):
         costs = LiveCosts(VERIFY_MS, DRAFT_MS, 0.0, 0.1, 1.0, late_ms=LATE_MS)
         made, tokens = Lane(0, reader, costs, DflashConfig(), 8, 1.0), [0] * 50
@@ -141,8 +150,21 @@ def test_a_request_starts_with_what_the_one_before_has_left():
             lost[-1] += made.cost - 1 if drafted else 0
             reader.rewind(len(tokens))
             tokens = [*tokens, 0]
+    return lost
+
+
+def test_a_request_starts_with_what_the_one_before_has_left():
+    """Answers too short to earn what a draft model lost would else lose it again each time."""
+    lost = lost_in_answers(Reader())
     assert 1.5 < lost[0] <= 5
     assert sum(lost[1:]) <= 0.03 * 7 * 64
+
+
+def test_a_draft_that_has_nothing_to_read_can_always_afford_one_try():
+    lost = lost_in_answers(Sharer())
+    one_try = (VERIFY_MS[1] + DRAFT_MS[0]) / VERIFY_MS[0] - 1
+    assert lost[0] > 2 * one_try
+    assert all(one_try < later < 1.1 * one_try + 0.01 * 64 for later in lost[1:])
 
 
 def test_what_was_lost_is_earned_again_though_looking_costs_more_than_a_token_earns():
