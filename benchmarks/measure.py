@@ -16,7 +16,7 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt: its category, its name within it, its ids, how many tokens to make, and in which modes."""
+    """One prompt: its category, its name within it, its ids, the most tokens to make, and in which modes."""
 
     category: str
     name: str

@@ -64,7 +64,7 @@ class Runtime:
         clock = self._clock
         start = perf_counter()
         stream = self._model.stream(
-            ids, max_new_tokens=n_tokens, ignore_eos=True, speculation="off" if speculation is None else speculation
+            ids, max_new_tokens=n_tokens, speculation="off" if speculation is None else speculation
         )
         next(stream)
         first, calls, seconds = perf_counter(), clock.calls, clock.seconds

@@ -32,7 +32,7 @@ class Runtime:
             found.append(token)
             if len(found) == 1:
                 first = perf_counter()
-            if len(found) == n_tokens:
+            if len(found) == n_tokens or token == self._model.token_eos():
                 break
         return {"ids": found, "first_s": first - start, "total_s": perf_counter() - start}
 

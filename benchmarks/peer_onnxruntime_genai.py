@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,10 +15,8 @@ VERSION = f"onnxruntime-genai {version('onnxruntime-genai')}"
 class Runtime:
     def __init__(self, options: dict[str, Any]) -> None:
         config = og.Config(options["model"])
-        own = json.loads(Path(options["model"], "genai_config.json").read_text())["model"]
-        never = own["vocab_size"] - 1  # for the end token: it must be some id, and the last one is the rarest
         session = {"intra_op_num_threads": options["threads"]}  # its default is one thread
-        config.overlay(json.dumps({"model": {"eos_token_id": never, "decoder": {"session_options": session}}}))
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
         self._model = og.Model(config)
 
     def generate(self, ids: list[int], n_tokens: int, speculation: dict[str, Any] | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Runtime:
         self._pipeline = openvino_genai.LLMPipeline(options["model"], "CPU", **properties)
 
     def generate(self, ids: list[int], n_tokens: int, speculation: dict[str, Any] | None) -> dict[str, Any]:
-        config = openvino_genai.GenerationConfig(max_new_tokens=n_tokens, do_sample=False, ignore_eos=True)
+        config = openvino_genai.GenerationConfig(max_new_tokens=n_tokens, do_sample=False)
         for name, value in (self._lookup or {}).items():
             setattr(config, name, value)
         inputs = openvino_genai.TokenizedInputs(

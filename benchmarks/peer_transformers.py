@@ -33,7 +33,6 @@ class Runtime:
     def __init__(self, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
         self._model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32).eval()
-        self._model.generation_config.eos_token_id = None
 
     def generate(self, ids: list[int], n_tokens: int, speculation: dict[str, Any] | None) -> dict[str, Any]:
         prompt = torch.tensor([ids])

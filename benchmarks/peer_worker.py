@@ -3,9 +3,9 @@
     python benchmarks/peer_worker.py dsc '{"model": "int4.dsmodel", "threads": 2}'
 
 The module `peer_<name>` beside this file has a function `load(options)`, whose result has `generate(ids, n_tokens,
-speculation)`: it decodes `n_tokens` greedily past end tokens, and returns `ids`, `first_s` (seconds from the call to
-the first token), `total_s`, and what else that runtime can tell. Runs in the peers' environment too: no imports
-but the standard library's.
+speculation)`: it decodes greedily up to the end token, at most `n_tokens`, and returns `ids`, `first_s` (seconds from
+the call to the first token), `total_s`, and what else that runtime can tell. Runs in the peers' environment too: no
+imports but the standard library's.
 """
 
 from __future__ import annotations

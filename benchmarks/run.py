@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=10, help="of each category, dealt out over the rounds")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens a prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="most new tokens a prompt")
     parser.add_argument("--threads", type=int, default=2, help="of every runtime")
     parser.add_argument("--foreign", type=float, default=0.08, help="share of the machine that others may use")
     parser.add_argument("--retries", type=int, default=4, help="repetitions of a run that others disturbed")
