@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from onnx_exports import buffer_decoder, concat_decoder, save_export
 from tiny_models import TINY_VOCAB, random_model, save_dir, tiny_config, write_tokenizer
 from tokenizers import AddedToken, Tokenizer
@@ -28,7 +29,9 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("widths")
     model = random_model(tiny_config("llama", num_hidden_layers=1))
     save_dir(folder / "narrow", model)
-    model.resize_token_embeddings(WIDE, mean_resizing=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)  # the rows added are random
+        model.resize_token_embeddings(WIDE, mean_resizing=False)
     model.lm_head.weight.data[TINY_VOCAB:] = 0
     model.lm_head.weight.data[TINY_VOCAB : TINY_VOCAB + 40] = model.lm_head.weight.data[280:TINY_VOCAB] * 1.02
     model.config.max_position_embeddings = 64
