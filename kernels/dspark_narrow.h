@@ -3,6 +3,7 @@
 #define DSPARK_NARROW_H
 
 #include "dspark_cpu.h"
+#include "dspark_lanes.h"
 
 #include <immintrin.h>
 
@@ -17,8 +18,7 @@ typedef __m256 Floats;
 
 /* Keeps the compiler from loading a value once for every use: loads are what limits the loop. */
 AVX2_INLINE __m256 load_row(const float *from, int64_t count) {
-  __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  __m256 value = count >= 8 ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, mask);
+  __m256 value = get_eight(from, count);
   __asm__("" : "+x"(value));
   return value;
 }

@@ -3,6 +3,7 @@
 #define DSPARK_WIDE_H
 
 #include "dspark_cpu.h"
+#include "dspark_lanes.h"
 
 #include <immintrin.h>
 
@@ -13,15 +14,10 @@
 
 typedef __m512 Floats;
 
-INLINE __m256 load_eight(const float *from, int64_t count) {
-  __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  return count >= 8 ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, mask);
-}
-
-INLINE __m512 load_row(const float *from, int64_t count) { return _mm512_broadcast_f32x8(load_eight(from, count)); }
+INLINE __m512 load_row(const float *from, int64_t count) { return _mm512_broadcast_f32x8(get_eight(from, count)); }
 
 INLINE __m512 load_two(const float *from, const float *next, int64_t count) {
-  return _mm512_insertf32x8(_mm512_castps256_ps512(load_eight(from, count)), load_eight(next, count), 1);
+  return _mm512_insertf32x8(_mm512_castps256_ps512(get_eight(from, count)), get_eight(next, count), 1);
 }
 
 INLINE __m128i load_halves(const uint16_t *from, int64_t count) {

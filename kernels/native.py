@@ -43,9 +43,13 @@ SOURCES = (
     "dspark_int16_avx512.c",
     "dspark_copied_avx512.c",
     "dspark_attention.c",
+    "dspark_attention_avx2.c",
+    "dspark_attention_avx512.c",
     "dspark_fused.c",
 )
 HEADERS = (
+    "dspark_attention.h",
+    "dspark_attention_tile.h",
     "dspark_cpu.h",
     "dspark_dense.h",
     "dspark_dense_tile.h",

@@ -15,7 +15,9 @@ from dsc.bundle_schema.errors import KernelError
 from dsc.kernels import native
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCTS = (
+WIDTHS = (
+    "attention_avx2",
+    "attention_avx512",
     "matmul_avx2",
     "matmul_avx512",
     "dense_avx2",
@@ -26,7 +28,7 @@ PRODUCTS = (
     "int16_avx512",
     "copied_avx512",
 )
-PARTS = ("matmul", "dense", "gather", "attention", "fused", *PRODUCTS)
+PARTS = ("matmul", "dense", "gather", "attention", "fused", *WIDTHS)
 
 
 def c_compiler() -> str:
@@ -94,7 +96,7 @@ def test_random_shapes_touch_no_foreign_memory(tmp_path):
 
 def test_wide_and_narrow_vectors_give_the_same_bits(tmp_path):
     compiler = c_compiler()
-    sources = [ROOT / "tests/support/native_paths.c", *(ROOT / f"kernels/dspark_{name}.c" for name in PRODUCTS)]
+    sources = [ROOT / "tests/support/native_paths.c", *(ROOT / f"kernels/dspark_{name}.c" for name in WIDTHS)]
     command = [compiler, *native.FLAGS, f"-I{ROOT / 'kernels'}", *sources, "-lm", "-o", tmp_path / "paths"]
     subprocess.run(command, check=True)
     done = subprocess.run([tmp_path / "paths", "250"], capture_output=True, text=True, check=False)

@@ -1,5 +1,6 @@
-/* Products on narrow and on wide vectors, of random shapes: the results must be the same bits.  Prints how many were
- * compared, 0 where the processor has narrow vectors only. */
+/* Products and attention on narrow and on wide vectors, of random shapes: the results must be the same bits.  Prints how
+ * many were compared, 0 where the processor has narrow vectors only. */
+#include "dspark_attention.h"
 #include "dspark_dense.h"
 #include "dspark_matmul.c"
 #include "native_buffers.h"
@@ -86,11 +87,40 @@ static int same_blocks(int bits) {
   return equal;
 }
 
+/* A tile for six queries at once and one by one. */
+static int same_attention(void) {
+  int64_t dim = 1 + rand() % 140, step = dim + PARTIAL;
+  int count = 1 + rand() % WIDE_QUERIES, equal = 1;
+  float *q = floats(count * dim), *keys = floats(POOL_TILE * dim), *values = floats(POOL_TILE * dim);
+  float *one = floats(count * step), *other = floats(count * step);
+  uint8_t seen[POOL_TILE];
+  for (int j = 0; j < POOL_TILE; j++) seen[j] = rand() % 3 > 0;
+  seen[0] = 1;
+  VerifyAttention op = {.dim = dim, .scale = 3.0f, .softcap = rand() % 2 ? 2.0f : 0.0f};
+  KvTile tile = {keys, values, rand() % 2};
+  Query queries[WIDE_QUERIES];
+  for (int i = 0; i < count; i++) {
+    int64_t start = rand() % POOL_TILE, end = start + 1 + rand() % (POOL_TILE - start);
+    int64_t known = rand() % 3 ? end : start + rand() % (end - start);
+    queries[i] = (Query){q + i * dim, rand() % 2 ? 0 : start, known, end, seen, other + i * step};
+    Query alone = queries[i];
+    alone.out = one + i * step;
+    dspark_attend_avx2(&op, &tile, &alone, 1);
+  }
+  dspark_attend_avx512(&op, &tile, queries, count);
+  for (int i = 0; i < count; i++) equal &= !memcmp(one + i * step, other + i * step, (size_t)(dim + 2) * sizeof(float));
+  if (!equal) fprintf(stderr, "attention, %d queries of %ld\n", count, (long)dim);
+  free(q), free(keys), free(values), free(one), free(other);
+  return equal;
+}
+
 int main(int argc, char **argv) {
   int wide = has_vnni() && __builtin_cpu_supports("avx512dq"), count = wide && argc > 1 ? atoi(argv[1]) : 0;
   srand(5);
   for (int i = 0; i < count; i++)
-    if (!same_dense() || !same_bfloat16() || !same_int16() || !same_blocks(4) || !same_blocks(8)) return 1;
+    if (!same_dense() || !same_bfloat16() || !same_int16() || !same_blocks(4) || !same_blocks(8) ||
+        !same_attention())
+      return 1;
   printf("%d\n", count);
   return 0;
 }
