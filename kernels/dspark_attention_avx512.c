@@ -2,12 +2,21 @@
 #include "dspark_attention.h"
 #include "dspark_wide.h"
 
+#define FLOATS __m512
+#define EXP exp_floats
+#define TARGET INLINE
+#define V(name) _mm512_##name
+#define ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define ABOVE(x, least, y) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), y)
+#include "dspark_exp.h"
+
 #define ATTEND dspark_attend_avx512
 #define CODE WIDE_CODE
 #define QUERIES WIDE_QUERIES
-#define COUNTS CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #define V(name) _mm512_##name
+#define COUNTS CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #define WIDTH 16
+#define KEYS 8
 
 INLINE __m512 get(const float *from, int64_t count) {
   return count >= WIDTH ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
@@ -25,5 +34,24 @@ INLINE __m512 load_queries(const Query *first, const Query *second, int64_t d, i
 }
 
 INLINE __m256 part(__m512 sums, int i) { return i ? _mm512_extractf32x8_ps(sums, 1) : _mm512_castps512_ps256(sums); }
+
+INLINE __m512 once(__m512 value) {
+  __asm__("" : "+v"(value));
+  return value;
+}
+
+/* Sums of neighbours, as a horizontal addition gives them in more steps. */
+INLINE __m512 join(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+INLINE void put_scores(const __m512 *sums, float *first, float *second) {
+  __m512 low = join(join(sums[0], sums[1]), join(sums[2], sums[3]));
+  __m512 high = join(join(sums[4], sums[5]), join(sums[6], sums[7]));
+  __m512 dots = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+  dots = _mm512_shuffle_f32x4(dots, dots, 0xd8);
+  _mm256_storeu_ps(first, part(dots, 0));
+  _mm256_storeu_ps(second, part(dots, 1));
+}
 
 #include "dspark_attention_tile.h"

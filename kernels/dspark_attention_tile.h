@@ -5,8 +5,9 @@
  * adds key after key.  So a query's result is the same bits in any company.
  *
  * The including file defines ATTEND (the function's name), QUERIES (most at a time) and COUNTS (of how many), V (an
- * intrinsic's name), WIDTH (floats of a vector), get and put (all of them, or the first ones), load_queries (eight
- * elements of PAIR queries) and part (of these the sums of one); CODE, INLINE, PAIR, Floats and load_row as for products.
+ * intrinsic's name), WIDTH (floats of a vector), get and put (all of them, or the first ones), once
+ * (keeps a vector in a register), load_queries (eight elements of PAIR queries), put_scores (what the sums of KEYS keys
+ * add up to) and part (eight of the lanes); CODE, INLINE, PAIR, Floats and load_row as for products.
  */
 #include "dspark_attention.h"
 #include "dspark_lanes.h"
@@ -18,12 +19,12 @@ enum { LANES = 8, VECTORS = QUERIES / PAIR, LINE = 16, AHEAD = 8 };
 
 typedef float Scores[QUERIES][POOL_TILE];
 
-AVX2_INLINE __m256 cap_lanes(__m256 x, float cap) { /* cap * tanh(x / cap) */
-  const __m256 one = _mm256_set1_ps(1.0f), limit = _mm256_set1_ps(20.0f);
-  __m256 twice = _mm256_mul_ps(x, _mm256_set1_ps(2.0f / cap));
-  twice = _mm256_min_ps(limit, _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), limit), twice));
-  __m256 e = exp_lanes(twice);
-  return _mm256_mul_ps(_mm256_set1_ps(cap), _mm256_div_ps(_mm256_sub_ps(e, one), _mm256_add_ps(e, one)));
+INLINE Floats cap_floats(Floats x, float cap) { /* cap * tanh(x / cap) */
+  const Floats one = V(set1_ps)(1.0f), limit = V(set1_ps)(20.0f);
+  Floats twice = V(mul_ps)(x, V(set1_ps)(2.0f / cap));
+  twice = V(min_ps)(limit, V(max_ps)(V(sub_ps)(V(setzero_ps)(), limit), twice));
+  Floats e = exp_floats(twice);
+  return V(mul_ps)(V(set1_ps)(cap), V(div_ps)(V(sub_ps)(e, one), V(add_ps)(e, one)));
 }
 
 AVX2_INLINE float max_of(__m256 v) {
@@ -32,78 +33,74 @@ AVX2_INLINE float max_of(__m256 v) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-/* Sums of neighbours, as a horizontal addition gives them in more steps. */
-INLINE Floats join(Floats a, Floats b) { return V(add_ps)(V(shuffle_ps)(a, b, 0x88), V(shuffle_ps)(a, b, 0xdd)); }
+/* The last query of vector v: the only one where the number of queries leaves no other. */
+INLINE int last_of(int v, int count) { return (v + 1) * PAIR <= count ? (v + 1) * PAIR - 1 : v * PAIR; }
 
 /* Adds the products of eight elements, or of the first `left` ones. */
-INLINE void score_lanes(const Query *queries, int count, const float *key, int64_t d, int64_t dim, int64_t left, int keys,
-                        Floats (*sums)[4]) {
+INLINE void score_lanes(const Query *queries, int count, const float *keys, int64_t d, int64_t dim, int64_t left,
+                        Floats (*sums)[KEYS]) {
   Floats query[VECTORS];
-  for (int v = 0; v * PAIR < count; v++)
-    query[v] = load_queries(queries + v * PAIR, queries + (v * PAIR + PAIR <= count ? v * PAIR + PAIR : count) - 1, d, left);
-  for (int j = 0; j < keys; j++) {
-    Floats k = load_row(key + j * dim + d, left);
-    for (int v = 0; v * PAIR < count; v++) sums[v][j] = V(fmadd_ps)(query[v], k, sums[v][j]);
+  for (int v = 0; v * PAIR < count; v++) query[v] = load_queries(queries + v * PAIR, queries + last_of(v, count), d, left);
+  for (int j = 0; j < KEYS; j++) {
+    Floats key = load_row(keys + j * dim + d, left);
+    for (int v = 0; v * PAIR < count; v++) sums[v][j] = V(fmadd_ps)(query[v], key, sums[v][j]);
   }
 }
 
-/* scores[i][at .. at + keys - 1] = scale * query i . key, for 1 or 4 keys. */
-INLINE void score_keys(const VerifyAttention *op, const Query *queries, int count, const float *key, int keys,
-                       Scores scores, int64_t at) {
-  Floats sums[VECTORS][4];
+/* scores[i][at + j] = query i . key j. */
+INLINE void score_keys(int64_t dim, const Query *queries, int count, const float *keys, Scores scores, int64_t at) {
+  Floats sums[VECTORS][KEYS];
   int64_t d = 0;
   for (int v = 0; v < VECTORS; v++)
-    for (int j = 0; j < 4; j++) sums[v][j] = V(setzero_ps)();
-  for (; d + LANES <= op->dim; d += LANES) score_lanes(queries, count, key, d, op->dim, LANES, keys, sums);
-  if (d < op->dim) score_lanes(queries, count, key, d, op->dim, op->dim - d, keys, sums);
-  for (int i = 0; i < count; i++) {
-    Floats *of = sums[i / PAIR], four = join(join(of[0], of[1]), join(of[2], of[3]));
-    __m256 sum = part(four, i % PAIR);
-    __m128 dots = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
-    dots = _mm_mul_ps(dots, _mm_set1_ps(op->scale));
-    if (keys == 4)
-      _mm_storeu_ps(scores[i] + at, dots);
-    else
-      _mm_store_ss(scores[i] + at, dots);
-  }
+    for (int j = 0; j < KEYS; j++) sums[v][j] = V(setzero_ps)();
+  for (; d + LANES <= dim; d += LANES) score_lanes(queries, count, keys, d, dim, LANES, sums);
+  if (d < dim) score_lanes(queries, count, keys, d, dim, dim - d, sums);
+  for (int v = 0; v * PAIR < count; v++) put_scores(sums[v], scores[v * PAIR] + at, scores[last_of(v, count)] + at);
 }
 
 AVX2_INLINE void fetch_floats(const float *from, int64_t count) {
   for (int64_t i = 0; i < count; i += LINE) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
 }
 
-/* Values come from memory while keys are scored, and the next keys. */
+/* The keys start .. end - 1, and those that fill a step: zeros after the last, since a pool may end there. */
 INLINE void score_tile(const VerifyAttention *op, const KvTile *tile, const Query *queries, int count, int64_t start,
                        int64_t end, Scores scores) {
-  int64_t j = start, dim = op->dim;
-  for (; j + 4 <= end; j += 4) {
-    if (tile->fetch) {
-      fetch_floats(tile->values + j * dim, 4 * dim);
-      if (j + AHEAD + 4 <= end) fetch_floats(tile->keys + (j + AHEAD) * dim, 4 * dim);
+  int64_t j = start / KEYS * KEYS, dim = op->dim;
+  float padded[KEYS * MAX_HEAD];
+  for (; j + KEYS <= end; j += KEYS) {
+    if (tile->fetch) { /* values come from memory while keys are scored, and the next keys */
+      fetch_floats(tile->values + j * dim, KEYS * dim);
+      if (j + AHEAD + KEYS <= end) fetch_floats(tile->keys + (j + AHEAD) * dim, KEYS * dim);
     }
-    score_keys(op, queries, count, tile->keys + j * dim, 4, scores, j);
+    score_keys(dim, queries, count, tile->keys + j * dim, scores, j);
   }
-  for (; j < end; j++) score_keys(op, queries, count, tile->keys + j * dim, 1, scores, j);
+  if (j == end) return;
+  memcpy(padded, tile->keys + j * dim, (size_t)((end - j) * dim) * sizeof(float));
+  memset(padded + (end - j) * dim, 0, (size_t)((KEYS - end + j) * dim) * sizeof(float));
+  score_keys(dim, queries, count, padded, scores, j);
 }
 
 /* Softmax numerators of one query in place, zero where it sees nothing, of all `end` keys that were scored. */
-AVX2_INLINE void weigh(const VerifyAttention *op, const Query *query, float *scores, int64_t end) {
-  int64_t count = (end + LANES - 1) / LANES * LANES, j;
-  for (j = 0; op->softcap > 0 && j < count; j += LANES)
-    _mm256_storeu_ps(scores + j, cap_lanes(_mm256_loadu_ps(scores + j), op->softcap));
+INLINE void weigh(const VerifyAttention *op, const Query *query, float *scores, int64_t end) {
+  int64_t count = (end + WIDTH - 1) / WIDTH * WIDTH, j;
+  for (j = 0; j < count; j += WIDTH) {
+    Floats score = V(mul_ps)(V(loadu_ps)(scores + j), V(set1_ps)(op->scale));
+    V(storeu_ps)(scores + j, op->softcap > 0 ? cap_floats(score, op->softcap) : score);
+  }
   for (j = 0; j < query->start; j++) scores[j] = -INFINITY;
   for (j = query->known; j < query->end; j++)
     if (!query->seen[j - query->known]) scores[j] = -INFINITY;
   for (j = query->end; j < count; j++) scores[j] = -INFINITY;
-  __m256 most = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
-  for (j = 0; j < count; j += LANES) most = _mm256_max_ps(most, _mm256_loadu_ps(scores + j));
+  Floats most = V(set1_ps)(-INFINITY);
+  for (j = 0; j < count; j += WIDTH) most = V(max_ps)(most, V(loadu_ps)(scores + j));
   float *stats = query->out + op->dim;
-  stats[0] = max_of(most);
-  most = _mm256_set1_ps(stats[0]);
-  for (j = 0; j < count; j += LANES) {
-    __m256 e = exp_lanes(_mm256_sub_ps(_mm256_loadu_ps(scores + j), most));
-    _mm256_storeu_ps(scores + j, e);
-    sum = _mm256_add_ps(sum, e);
+  stats[0] = max_of(_mm256_max_ps(part(most, 0), part(most, PAIR - 1)));
+  most = V(set1_ps)(stats[0]);
+  __m256 sum = _mm256_setzero_ps();
+  for (j = 0; j < count; j += WIDTH) {
+    Floats e = exp_floats(V(sub_ps)(V(loadu_ps)(scores + j), most));
+    V(storeu_ps)(scores + j, e);
+    for (int i = 0; i < PAIR; i++) sum = _mm256_add_ps(sum, part(e, i));
   }
   stats[1] = sum_of(sum);
 }
@@ -118,7 +115,7 @@ INLINE void add_values(const float *value, int64_t dim, const Query *queries, in
     Floats w[QUERIES];
     for (int i = 0; i < count; i++) w[i] = V(set1_ps)(weights[i][j]);
     for (int v = 0; v < width; v++) {
-      Floats row = get(value + j * dim + d + v * WIDTH, left);
+      Floats row = once(get(value + j * dim + d + v * WIDTH, left));
       for (int i = 0; i < count; i++) sums[i][v] = V(fmadd_ps)(w[i], row, sums[i][v]);
     }
   }

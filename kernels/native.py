@@ -53,6 +53,7 @@ HEADERS = (
     "dspark_cpu.h",
     "dspark_dense.h",
     "dspark_dense_tile.h",
+    "dspark_exp.h",
     "dspark_lanes.h",
     "dspark_matmul.h",
     "dspark_matmul_tile.h",

@@ -34,15 +34,14 @@ class SpeculationAccount:
 
     Args:
         config: the share of time that may be lost, and the lengths of cool-downs in rounds.
-        start: what a request may lose before it has earned anything; for lookups as much as the allowance of a short
-            answer, when None.
+        start: what a request may lose before it has earned anything; for lookups, when None, `lookup_start`.
         share: of the overhead, where several proposers have an account each.
     """
 
     def __init__(self, config: Fallback, start: float | None = None, share: float = 1.0) -> None:
         # The rest covers the start, looking, and costs that are not what they were thought to be.
         self.allowance = config.max_overhead * _FAILED_SHARE * share
-        self.balance = SHORT_ANSWER * self.allowance if start is None else start
+        self.balance = lookup_start(config, share) if start is None else start
         self._config = config
         self._cooldown = config.cooldown_rounds
         self.waiting = 0
@@ -101,6 +100,11 @@ class SpeculationAccount:
     def _cool_down(self) -> None:
         self.waiting = self._cooldown
         self._probing = self._config.probe_rounds
+
+
+def lookup_start(config: Fallback, share: float = 1.0) -> float:
+    """The start for lookups: the allowance of a short answer."""
+    return SHORT_ANSWER * config.max_overhead * _FAILED_SHARE * share
 
 
 def shared_start(first_draft: float) -> float:

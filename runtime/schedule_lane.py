@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dsc.bundle_schema.dflash_config import DflashConfig
+from dsc.bundle_schema.dflash_config import DflashConfig, Fallback
 from dsc.bundle_schema.dflash_config import Proposer as ProposerRow
 from dsc.runtime.acceptance import AcceptanceModel, RoundCosts
 from dsc.runtime.draft_reading import LATE_TOKENS
-from dsc.runtime.fallback import SpeculationAccount, model_start, shared_start
+from dsc.runtime.fallback import SpeculationAccount, lookup_start, model_start, shared_start
 from dsc.runtime.proposers import Proposer
 from dsc.runtime.schedule_costs import LiveCosts, round_table
 from dsc.runtime.schedule_policy import Offer, best_window
@@ -43,12 +43,9 @@ class Lane:
         self.live_costs = costs
         self.refresh()
         self.configure(config, cap)
-        start = None
-        if proposer.reads:
-            start = _lent(model_start(self._table[self._cap], self._late_reading), proposer.left)
-        elif not proposer.sizes_blocks:
-            start = _lent(shared_start(self._table[1]), proposer.left, self._least)
-        self.account = SpeculationAccount(config.fallback, start, share) if share is not None else None
+        self.account = None
+        if share is not None:
+            self.account = SpeculationAccount(config.fallback, self._stake(config.fallback, share), share)
         self._acceptance: dict[str, AcceptanceModel] = {}
         self._looked_at: dict[str, int] = {}  # the round until which a kind's acceptance has faded
         self._rounds = 0
@@ -58,6 +55,17 @@ class Lane:
         self.cost = 1.0  # plain steps of the last drafted round, with what it read
         self.catch_up = 0.0  # steps that the last draft spent on reading what it had missed
         self.unread = 0  # tokens that it read first, those of a prompt included
+
+    def _stake(self, config: Fallback, share: float) -> float:
+        """What a request may lose before it has earned anything."""
+        left = self.proposer.left
+        if self.proposer.reads:
+            return _lent(model_start(self._table[self._cap], self._late_reading), left)
+        if not self.proposer.sizes_blocks:
+            return _lent(shared_start(self._table[1]), left, self._least)
+        # Two drafts that fail at once would else end the copying of many texts; who has copied may try as often again.
+        own = lookup_start(config, share)
+        return _lent(2 * own, own if left is None else left, own)
 
     def configure(self, config: DflashConfig, cap: int) -> None:
         """Take the proposer's row of the table; a configuration may change between rounds."""
@@ -194,8 +202,7 @@ class Lane:
             self._keep(self.account)
 
     def _keep(self, account: SpeculationAccount) -> None:
-        if not self.proposer.sizes_blocks:
-            self.proposer.left = account.balance
+        self.proposer.left = account.balance
 
 
 def _lent(full: float, left: float | None, least: float = 0.0) -> float:
