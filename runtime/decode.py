@@ -152,8 +152,11 @@ def draft(run: Decoding, intent: Intent, window: int, spent: dict[str, float]) -
     """
     drafts = _NO_DRAFT
     if run.speculator is not None and intent is not _NO_INTENT:
-        with Phase(run, "propose"):
-            drafts = run.speculator.draft(run.tokens, intent, window)
+        if intent.offer is None:
+            drafts = run.speculator.draft(run.tokens, intent, 0)
+        else:
+            with Phase(run, "propose"):
+                drafts = run.speculator.draft(run.tokens, intent, window)
     stops = [i for i, token in enumerate(drafts.ids) if token in run.stop_ids]
     drafts = drafts._replace(ids=drafts.ids[: stops[0] + 1]) if stops else drafts
     return Block(run.tokens[run.target.length :], drafts, spent)
@@ -184,12 +187,13 @@ def conclude(run: Decoding, block: Block, logits: NDArray[np.float32]) -> list[i
 def commit(run: Decoding, new: Sequence[int], written: int) -> None:
     """Add a round's tokens and restore the invariant: the caches have read all tokens but the last.
 
-    Of the `written` rows the target keeps those whose tokens held; the draft drops what it read past them.
+    Of the `written` rows the target keeps those whose tokens held; the draft drops what it read past them, which is
+    nothing where no draft was made.
     """
     run.tokens.extend(new)
     proven = len(run.tokens) - 1
     run.target.commit(written, proven - run.target.length)
-    if run.speculator is not None:
+    if run.speculator is not None and written > 1:
         run.speculator.rewind(proven)
 
 
@@ -227,7 +231,7 @@ def _observe(run: Decoding, draft: Draft, accepted: int, ms: dict[str, float]) -
     if run.speculator is None:
         return
     # The first round reads the end of the prompt: what it took says nothing about a round's rows.
-    times = RoundTimes(proposed + 1, ms["propose"], ms["forward"]) if ms.get("forward") else None
+    times = RoundTimes(proposed + 1, ms["propose"], ms["forward"] + ms["verify"]) if ms.get("forward") else None
     run.speculator.settle(proposed, accepted, times)
     if draft.reason:
         run.stats.fallbacks[draft.reason] += 1

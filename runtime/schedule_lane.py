@@ -22,7 +22,7 @@ TYPICAL_TOKENS = 256
 # Of them that the reader will have a part in: lookups and plain rounds give the others.
 OWN_SHARE = 1 / 3
 # Milliseconds that looking for a proposal and booking the round take, after a forward that leaves little in the caches.
-LOOK_MS = 0.06
+LOOK_MS = 0.1
 
 
 class Lane:
@@ -194,11 +194,11 @@ class Lane:
         """Rounds for which it will offer nothing."""
         return self.account.waiting if self.account is not None else 0
 
-    def rest(self) -> None:
-        """As `settle` of a round without drafts while it waits."""
-        self._rounds += 1
+    def rest(self, rounds: int) -> None:
+        """As `settle` of so many rounds in which nobody was asked."""
+        self._rounds += rounds
         if self.account is not None:
-            self.account.rest()
+            self.account.rest(rounds)
             self._keep(self.account)
 
     def _keep(self, account: SpeculationAccount) -> None:

@@ -20,6 +20,7 @@ from dsc.bundle_schema.errors import RequestError
 from dsc.runtime.arguments import number
 from dsc.runtime.continuation_cache import ContinuationProposer, anchor
 from dsc.runtime.proposers import Proposer
+from dsc.runtime.rests import Rests
 from dsc.runtime.schedule_config import LiveConfig
 from dsc.runtime.schedule_costs import LiveCosts
 from dsc.runtime.schedule_lane import COOL_DOWN, Lane
@@ -31,9 +32,6 @@ from dsc.runtime.signals import SignalMeter, Signals
 NO_SIGNALS = Signals()
 _NO_HISTORY = History()
 _REFRESH_ROUNDS, _PLAIN_SAMPLE = 8, 4
-# After so many rounds in a row whose offers were not worth a draft, only every fourth looks for one: on text that
-# repeats itself at random, looking took 2 % of an int4 step. In 80 chats, edits and quotations few rounds rest.
-_PATIENCE, _REST = 3, 4
 _RATE_PRIOR = 8.0  # tokens that count as decoded plainly before a request's own rate is known
 
 
@@ -125,15 +123,12 @@ class Intent(NamedTuple):
     joint: bool = False
 
 
-_RESTING, _RESTED = Intent(reason=COOL_DOWN), Draft(reason=COOL_DOWN)
-
-
 class RoundTimes(NamedTuple):
-    """Milliseconds of one round: proposing, and the target's forward over `rows` rows."""
+    """Milliseconds of one round: proposing, and the target's forward over `rows` rows with the verdict on them."""
 
     rows: int
     propose_ms: float
-    forward_ms: float
+    target_ms: float
 
 
 class Speculator:
@@ -179,8 +174,7 @@ class Speculator:
         self._n_prompt = n_prompt
         self._tokens = self._steps = _RATE_PRIOR  # committed, and what they cost, by the measured costs
         self._used: Lane | None = None
-        self._unpaid = 0  # rounds in a row whose offers were not worth a draft
-        self._resting = 0  # rounds to come for which every lane waits
+        self._rests = Rests(fallback)
         threshold = config.cache.semantic_cut
         self._continuations = [p for p, _ in proposers if isinstance(p, ContinuationProposer)]
         self._cutter = SemanticCut(threshold) if self._continuations and threshold > -1 else None
@@ -216,35 +210,41 @@ class Speculator:
 
     def consider(self, tokens: Sequence[int], room: int) -> Intent:
         """What to draft after `tokens`, decided by what is known before anything is drafted."""
+        self._used = None
+        rests = self._rests
+        if rests.deep and not self.reads_signals:
+            return Intent(reason=rests.reason)
         self._live.poll()
         if self._version != self._live.version:
-            self._resting = 0
+            rests.wake()
             self._configure()
-        self._used = None
-        if self._resting:
-            return _RESTING
         signals = self._meter.read(len(tokens)) if self.reads_signals else None
-        if self._unpaid >= _PATIENCE and self._unpaid % _REST:
-            self._unpaid += 1
-            return Intent(reason=UNPAID, signals=signals)
+        if rests.resting:
+            return Intent(reason=rests.reason, signals=signals)
+        self._book_rests()
         generated, rate = len(tokens) - self._n_prompt, self._tokens / self._steps
         found = [lane.offer(tokens, room, generated, max(rate, 1.0)) for lane in self._lanes]
         offers = [offer for offer in found if isinstance(offer, Offer)]
         if not offers:
-            if not self.reads_signals:
-                self._resting = min([lane.waiting for lane in self._lanes])
+            rests.nothing_offered(str(found[0]), min([lane.waiting for lane in self._lanes]))
             return Intent(reason=str(found[0]), signals=signals)
         choice = self._policy.choose(offers, signals or NO_SIGNALS, self._history)
-        self._unpaid = self._unpaid + 1 if choice.reason == UNPAID else 0
+        rests.offered(choice.reason if choice.reason == UNPAID else "")
         if choice.offer is None or choice.window == 0:
             return Intent(reason=choice.reason, signals=signals)
         joint = self._options.window is None and self._live.current.policy in ("batched", "calibrated")
         return Intent(choice.offer, choice.window, "", signals, joint)
 
+    def _book_rests(self) -> None:
+        rounds, self._rests.unbooked = self._rests.unbooked, 0
+        if rounds:
+            self._tokens += rounds
+            self._steps += rounds
+            for lane in self._lanes:
+                lane.rest(rounds)
+
     def draft(self, tokens: Sequence[int], intent: Intent, window: int) -> Draft:
         """The drafts of an intent, at most `window` of them."""
-        if intent is _RESTING:
-            return _RESTED
         if intent.offer is None or window == 0:
             return Draft(reason=intent.reason or "not admitted", signals=intent.signals, history=self._history)
         lane = self._lanes[intent.offer.lane]
@@ -280,16 +280,12 @@ class Speculator:
 
     def settle(self, proposed: int, accepted: int, times: RoundTimes | None = None) -> None:
         """Learn from a verified round; call it for rounds without drafts too."""
-        if self._resting:
-            # While all wait there is nothing to decide; after a forward the caches hold little, and each look at a
-            # lane took a hundredth of an int4 step.
-            self._resting -= 1
-            self._tokens += 1
-            self._steps += 1
-            for lane in self._lanes:
-                lane.rest()
-        else:
+        if not self._rests.settle():
             self._learn(proposed, accepted)
+        elif self._rests.due:
+            self._book_rests()
+        if self.reads_signals:
+            self._meter.settle(proposed, accepted)
         if self._refresh and times is not None:
             self._follow(times, proposed)
 
@@ -299,8 +295,6 @@ class Speculator:
         for lane in self._lanes:
             lane.settle(proposed, accepted, lane is self._used)
         self._history = self._history.after(self._rules, proposed, accepted)
-        if self.reads_signals:
-            self._meter.settle(proposed, accepted)
 
     def _follow(self, times: RoundTimes, proposed: int) -> None:
         """Correct the costs; what they mean for decisions is worked out every few rounds. Plain ones differ little."""
@@ -311,7 +305,7 @@ class Speculator:
         for lane in self._lanes:
             # A draft that read a prompt first says nothing about the cost of drafting.
             drafted = proposed if lane is self._used and lane.unread <= 1 else 0
-            lane.live_costs.follow(times.rows, times.forward_ms, drafted, times.propose_ms)
+            lane.live_costs.follow(times.rows, times.target_ms, drafted, times.propose_ms)
             if self._followed % _REFRESH_ROUNDS == 0:
                 lane.refresh()
 

@@ -169,7 +169,7 @@ def test_a_draft_that_has_nothing_to_read_can_always_afford_one_try():
 
 def test_what_was_lost_is_earned_again_though_looking_costs_more_than_a_token_earns():
     reader, tried = Reader(), []
-    fast = tuple(ms / 6 for ms in VERIFY_MS)  # looking takes 0.018 of a step, a token earns 0.01
+    fast = tuple(ms / 6 for ms in VERIFY_MS)  # looking takes 0.03 of a step, a token earns 0.0075
     for _ in range(12):
         costs = LiveCosts(fast, [ms / 6 for ms in DRAFT_MS], 0.0, 0.1, 0.1, late_ms=[ms / 6 for ms in LATE_MS])
         made, tokens = Lane(0, reader, costs, DflashConfig(), 8, 1.0), [0] * 60

@@ -9,6 +9,8 @@ from dsc.runtime.fallback import SHORT_ANSWER, SpeculationAccount, model_start
 
 INT4 = [1.0, 1.4, 1.7, 2.05, 2.1, 2.35, 2.8, 3.0, 3.4]
 
+ALLOWANCE = 0.0075  # that a token earns with the standard configuration
+
 
 def run(account: SpeculationAccount, accept, n_tokens: int) -> tuple[float, int]:
     """Cost of decoding `n_tokens`, and how many rounds drafted."""
@@ -108,8 +110,8 @@ def test_the_accounts_of_a_request_lose_together_what_is_stated():
         accounts = [SpeculationAccount(Fallback(), start, 1 / 3) for start in (model_start(9.0), None, None)]
         starts = [account.balance for account in accounts]
         losses = [run(account, lambda _: 0, n_tokens)[0] - n_tokens for account in accounts]
-        assert 0 < sum(losses) <= sum(starts) + 0.01 * n_tokens + 1e-6
-        assert sum(starts[1:]) == pytest.approx(2 / 3 * 0.01 * SHORT_ANSWER)
+        assert 0 < sum(losses) <= sum(starts) + ALLOWANCE * n_tokens + 1e-6
+        assert sum(starts[1:]) == pytest.approx(2 / 3 * ALLOWANCE * SHORT_ANSWER)
 
 
 def test_looking_is_paid_for_and_always_leaves_the_price_of_a_draft():
@@ -121,12 +123,12 @@ def test_looking_is_paid_for_and_always_leaves_the_price_of_a_draft():
     spent = account.balance
     assert spent < 0.05
     account.settle(0, 0, 1.0, looked=0.04, draft=0.3)
-    assert account.balance == pytest.approx(spent + 0.01)
+    assert account.balance == pytest.approx(spent + ALLOWANCE)
 
 
 def test_looking_costs_nothing_lasting_where_steps_are_long():
     account = SpeculationAccount(Fallback(), start=1.0)
-    for _ in range(2000):
+    for _ in range(4000):
         account.settle(0, 0, 1.0, looked=0.004, draft=0.3)
     assert account.balance == pytest.approx(12.0, abs=0.01)
 
@@ -138,7 +140,7 @@ def test_a_rest_is_a_plain_round(rounds, balance):
         account.admit([1.0, 99.0])  # begins a cool-down
     assert one.waiting > 0
     for _ in range(rounds):
-        one.rest()
+        one.rest(1)
         other.settle(0, 0, 1.0)
     assert one.waiting == other.waiting
     assert one.balance == pytest.approx(other.balance)

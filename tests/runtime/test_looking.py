@@ -49,10 +49,30 @@ def test_what_never_pays_is_looked_for_in_every_fourth_round():
     assert proposer.n_looks == pytest.approx(200 / 4, abs=4)
 
 
-def test_a_text_without_matches_is_looked_at_in_every_round():
+def test_a_text_without_matches_is_looked_at_more_and_more_rarely():
     proposer = Counting()
-    reasons = rounds(speculator(proposer, STEEP), [0], range(1, 101))
-    assert reasons == ["no proposal"] * 100
+    run, tokens = speculator(proposer, STEEP), [0]
+    looks = []
+    for _ in range(10):
+        assert rounds(run, tokens, range(len(tokens), len(tokens) + 8)) == ["no proposal"] * 8
+        looks.append(proposer.n_looks)
+    assert looks[0] == 8
+    assert looks[-1] - looks[-2] == 2
+
+
+def test_a_match_is_found_within_four_rounds_of_a_rest():
+    proposer = Counting()
+    run, tokens = speculator(proposer, [3.0 + 0.01 * rows for rows in range(16)]), list(range(40))
+    rounds(run, tokens, range(40, 100))
+    assert "" in rounds(run, tokens, range(8))  # from the third token on there is a match
+
+
+def test_a_request_without_fall_back_looks_in_every_round():
+    proposer = Counting()
+    costs = LiveCosts(STEEP, (), 0.2, 0.05)
+    options = SpeculationOptions(fallback=False)
+    run = Speculator([(proposer, costs)], options, LiveConfig(DflashConfig()), n_prompt=1)
+    rounds(run, [0], range(1, 101))
     assert proposer.n_looks == 100
 
 
@@ -91,5 +111,5 @@ def test_a_cool_down_asks_nobody_and_every_token_of_it_earns(monkeypatch):
     assert cooled >= 20
     # the first round of a cool-down has asked, and so has the one that finds that it goes on
     assert len(asked) <= len(reasons) - cooled + 2 * cooled / DflashConfig().fallback.cooldown_rounds + 1
-    looked = 40 * 0.06 / 3  # at most, had every round looked
+    looked = 40 * 0.1 / 3  # at most, had every round looked
     assert 40 * lane.account.allowance - looked <= lane.account.balance <= 40 * lane.account.allowance
