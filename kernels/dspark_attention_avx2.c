@@ -20,20 +20,9 @@ INLINE __m256 load_queries(const Query *query, const Query *last, int64_t d, int
   return load_row(query->q + d, left);
 }
 
-INLINE __m256 once(__m256 value) {
-  __asm__("" : "+x"(value));
-  return value;
-}
-
-/* Sums of neighbours, as a horizontal addition gives them in more steps. */
-INLINE __m256 join(__m256 a, __m256 b) {
-  return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
-}
-
-INLINE void put_scores(const __m256 *sums, float *scores, float *last) {
+INLINE void put_scores(const __m256 *halves, float *scores, float *last) {
   (void)last;
-  __m256 four = join(join(sums[0], sums[1]), join(sums[2], sums[3]));
-  _mm_storeu_ps(scores, _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
+  _mm_storeu_ps(scores, _mm_add_ps(_mm256_castps256_ps128(halves[0]), _mm256_extractf128_ps(halves[0], 1)));
 }
 
 INLINE __m256 part(__m256 sums, int i) {

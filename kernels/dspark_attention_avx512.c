@@ -35,20 +35,9 @@ INLINE __m512 load_queries(const Query *first, const Query *second, int64_t d, i
 
 INLINE __m256 part(__m512 sums, int i) { return i ? _mm512_extractf32x8_ps(sums, 1) : _mm512_castps512_ps256(sums); }
 
-INLINE __m512 once(__m512 value) {
-  __asm__("" : "+v"(value));
-  return value;
-}
-
-/* Sums of neighbours, as a horizontal addition gives them in more steps. */
-INLINE __m512 join(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
-}
-
-INLINE void put_scores(const __m512 *sums, float *first, float *second) {
-  __m512 low = join(join(sums[0], sums[1]), join(sums[2], sums[3]));
-  __m512 high = join(join(sums[4], sums[5]), join(sums[6], sums[7]));
-  __m512 dots = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+INLINE void put_scores(const __m512 *halves, float *first, float *second) {
+  __m512 low = _mm512_shuffle_f32x4(halves[0], halves[1], 0x88), high = _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd);
+  __m512 dots = _mm512_add_ps(low, high);
   dots = _mm512_shuffle_f32x4(dots, dots, 0xd8);
   _mm256_storeu_ps(first, part(dots, 0));
   _mm256_storeu_ps(second, part(dots, 1));

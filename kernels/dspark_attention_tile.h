@@ -5,9 +5,9 @@
  * adds key after key.  So a query's result is the same bits in any company.
  *
  * The including file defines ATTEND (the function's name), QUERIES (most at a time) and COUNTS (of how many), V (an
- * intrinsic's name), WIDTH (floats of a vector), get and put (all of them, or the first ones), once
- * (keeps a vector in a register), load_queries (eight elements of PAIR queries), put_scores (what the sums of KEYS keys
- * add up to) and part (eight of the lanes); CODE, INLINE, PAIR, Floats and load_row as for products.
+ * intrinsic's name), WIDTH (floats of a vector), get and put (all of them, or the first ones), load_queries
+ * (eight elements of PAIR queries), put_scores (stores the scores of PAIR queries with KEYS keys, of which each vector
+ * of `halves` has two sums for four) and part (eight of the lanes); CODE, INLINE, PAIR, Floats and load_row as for products.
  */
 #include "dspark_attention.h"
 #include "dspark_lanes.h"
@@ -33,6 +33,15 @@ AVX2_INLINE float max_of(__m256 v) {
   return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
+/* Keeps the compiler from loading a value once for every use: loads are what limits the loop. */
+INLINE Floats once(Floats value) {
+  __asm__("" : "+v"(value));
+  return value;
+}
+
+/* Sums of neighbours, as a horizontal addition gives them in more steps. */
+INLINE Floats join(Floats a, Floats b) { return V(add_ps)(V(shuffle_ps)(a, b, 0x88), V(shuffle_ps)(a, b, 0xdd)); }
+
 /* The last query of vector v: the only one where the number of queries leaves no other. */
 INLINE int last_of(int v, int count) { return (v + 1) * PAIR <= count ? (v + 1) * PAIR - 1 : v * PAIR; }
 
@@ -55,7 +64,11 @@ INLINE void score_keys(int64_t dim, const Query *queries, int count, const float
     for (int j = 0; j < KEYS; j++) sums[v][j] = V(setzero_ps)();
   for (; d + LANES <= dim; d += LANES) score_lanes(queries, count, keys, d, dim, LANES, sums);
   if (d < dim) score_lanes(queries, count, keys, d, dim, dim - d, sums);
-  for (int v = 0; v * PAIR < count; v++) put_scores(sums[v], scores[v * PAIR] + at, scores[last_of(v, count)] + at);
+  for (int v = 0; v * PAIR < count; v++) {
+    Floats halves[KEYS / 4], *of = sums[v];
+    for (int i = 0; i < KEYS / 4; i++, of += 4) halves[i] = join(join(of[0], of[1]), join(of[2], of[3]));
+    put_scores(halves, scores[v * PAIR] + at, scores[last_of(v, count)] + at);
+  }
 }
 
 AVX2_INLINE void fetch_floats(const float *from, int64_t count) {
